@@ -1,0 +1,1 @@
+"""Inside a worker: receive, compute, stream, acknowledge. The only place that joins model, KV and transport."""

@@ -1,0 +1,1 @@
+"""What a run leaves for people: completions, metrics, timeline, tables. Decides nothing."""

@@ -1,0 +1,1 @@
+"""The controller: admits requests, gives them rows, collects tokens, answers."""

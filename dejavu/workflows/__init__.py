@@ -1,0 +1,1 @@
+"""One file a workflow; the only importers of operators."""
