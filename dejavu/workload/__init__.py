@@ -1,1 +1,9 @@
-"""Prompts and traces in: turns what the user declares into requests with arrival times."""
+"""Prompts and traces in: turns what the user declares into requests with arrival times.
+
+Knows no model: text becomes token ids through a ``Codec`` that the caller brings. Sends nothing.
+"""
+
+from dejavu.workload.codec import Codec, Message
+from dejavu.workload.loading import check, load
+
+__all__ = ["Codec", "Message", "check", "load"]

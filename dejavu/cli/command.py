@@ -1,0 +1,77 @@
+"""Carries a command line out: checks it, hands it to Hydra, and gathers the jobs' exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra._internal.utils import _run_hydra, get_args_parser
+from omegaconf import DictConfig
+
+import dejavu
+from dejavu.cli.arguments import is_query, read_arguments
+from dejavu.cli.check import check_command
+from dejavu.cli.completion import bash_script
+from dejavu.cli.composer import CONFIG_NAME, conf_location
+from dejavu.cli.interruption import Interruption
+from dejavu.cli.job import ExitCode, run_job, tell
+from dejavu.config import Config, check_paths, validate
+from dejavu.errors import ConfigError
+
+
+def run_command(argv: Sequence[str], interruption: Interruption) -> int:
+    """The exit code of the command line ``argv``: of a sweep, that of its worst job.
+
+    Raises:
+        KeyboardInterrupt: the user ended it.
+    """
+    if "--version" in argv:
+        sys.stdout.write(f"dejavu {dejavu.__version__}\n")
+        return ExitCode.DONE
+    try:
+        args = read_arguments(argv)
+        if args.shell_completion and (script := bash_script(args.overrides)) is not None:
+            sys.stdout.write(script)
+            return ExitCode.DONE
+        if not (args.shell_completion or args.hydra_help):
+            check_command(args, Path.cwd(), check_config)
+    except ConfigError as error:
+        tell(str(error))
+        return ExitCode.WRONG_CONFIG
+    return _run_hydra_jobs(args, interruption)
+
+
+def check_config(config: Config) -> None:
+    """Raises ConfigError for a declaration that cannot be run, as far as that shows without a model or a process."""
+    from dejavu.workload import check as check_workload
+
+    validate(config)
+    check_paths(config)
+    check_workload(config.workload)
+
+
+def _run_hydra_jobs(args: argparse.Namespace, interruption: Interruption) -> int:
+    codes: list[ExitCode] = []
+
+    def job(tree: DictConfig) -> None:
+        code = run_job(tree, check_config, interrupted=lambda: interruption.happened)
+        codes.append(code)
+        if code is ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+
+    try:
+        _run_hydra(
+            args=args,
+            args_parser=get_args_parser(),
+            task_function=job,
+            config_path=args.config_path or conf_location(),
+            config_name=args.config_name or CONFIG_NAME,
+        )
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            return ExitCode.FAILED
+    if not codes and not is_query(args):
+        return ExitCode.FAILED
+    return max(codes, key=ExitCode.severity, default=ExitCode.DONE)

@@ -1,0 +1,49 @@
+"""The user's declaration: its schema, how it becomes typed objects, and what it must satisfy.
+
+Holds no values (they lie in ``conf/``) and starts nothing. Past ``load`` there is no Hydra tree any more.
+"""
+
+from dejavu.config.loading import load, register_schema
+from dejavu.config.paths import check_paths
+from dejavu.config.schema import (
+    MODEL_KINDS,
+    ClusterConfig,
+    Config,
+    Device,
+    Dtype,
+    ModelConfig,
+    Scheduling,
+    StoreConfig,
+    StoreKind,
+    StrategyConfig,
+    StrategyMode,
+    TransportConfig,
+    TransportKind,
+    WorkflowName,
+    WorkloadConfig,
+    WorkloadKind,
+)
+from dejavu.config.validation import validate
+
+__all__ = [
+    "MODEL_KINDS",
+    "ClusterConfig",
+    "Config",
+    "Device",
+    "Dtype",
+    "ModelConfig",
+    "Scheduling",
+    "StoreConfig",
+    "StoreKind",
+    "StrategyConfig",
+    "StrategyMode",
+    "TransportConfig",
+    "TransportKind",
+    "WorkflowName",
+    "WorkloadConfig",
+    "WorkloadKind",
+    "check_paths",
+    "load",
+    "register_schema",
+    "validate",
+]

@@ -1,0 +1,250 @@
+"""The shape of a declaration: one dataclass a config group, every key with its type, unit and default.
+
+Values lie in ``conf/``; a field of ``Config`` and its group share a name. The classes are not frozen because Hydra
+cannot override frozen nodes; past ``load`` nothing writes to them. Members of the enums are named as the user
+writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+MODEL_KINDS = (
+    "smollm2-135m",
+    "local",
+    "hub",
+    "tiny-gpt2",
+    "tiny-opt",
+    "tiny-bloom",
+    "tiny-llama",
+    "tiny-mistral",
+    "tiny-qwen2",
+    "tiny-qwen3",
+)
+
+
+class WorkflowName(Enum):
+    """What a run does; a module of ``dejavu.workflows`` each."""
+
+    generate = "generate"
+
+
+class Device(Enum):
+    """Where a stage computes."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(Enum):
+    """The number format of weights, activations and KV."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class StrategyMode(Enum):
+    """Whether prompts and tokens have pipelines of their own."""
+
+    disaggregated = "disaggregated"
+    colocated = "colocated"
+
+
+class Scheduling(Enum):
+    """What is replaced in a token microbatch: a finished row at once, or the whole microbatch when all rows ended."""
+
+    row = "row"
+    microbatch = "microbatch"
+
+
+class TransportKind(Enum):
+    """What carries messages between workers."""
+
+    ucx = "ucx"
+
+
+class WorkloadKind(Enum):
+    """Where requests come from."""
+
+    chat = "chat"
+    file = "file"
+    synthetic = "synthetic"
+    trace = "trace"
+
+
+class StoreKind(Enum):
+    """Who runs etcd: this run, or somebody else."""
+
+    embedded = "embedded"
+    external = "external"
+
+
+@dataclass(kw_only=True)
+class WorkflowConfig:
+    """What to do."""
+
+    name: WorkflowName = WorkflowName.generate
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    """The machines and their workers."""
+
+    name: str = "dejavu"
+    host: str = "127.0.0.1"
+    """Address on which workers listen and which they publish."""
+    num_workers: int | None = None
+    """None: as many as the strategy needs."""
+    threads_per_worker: int = 1
+    device: Device = Device.cpu
+    device_memory_gb: float | None = None
+    """Device memory of one worker in GB (10^9 bytes); None: no limit is checked."""
+    lease_ttl_s: int = 5
+    """A worker that is frozen for longer counts as dead."""
+    start_timeout_s: float = 300.0
+    """Until every worker must be ready."""
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """The model and how it is held."""
+
+    kind: str = "smollm2-135m"
+    """One of ``MODEL_KINDS``."""
+    path: str | None = None
+    """Folder of a ``local`` model; absolute once loaded."""
+    name: str | None = None
+    """Hub id of a ``hub`` model."""
+    dtype: Dtype | None = None
+    """None: the dtype in which the weights are stored."""
+    max_length: int | None = None
+    """Most positions of a request, prompt and new tokens together; None: the model's own limit, at most 2048."""
+    seed: int = 0
+    """Of the random weights of a tiny model."""
+    num_layers: int | None = None
+    """Of a tiny model."""
+    num_heads: int | None = None
+    """Of a tiny model."""
+    num_kv_heads: int | None = None
+    """Of a tiny model; None: as many as heads."""
+
+
+@dataclass(kw_only=True)
+class SplitConfig:
+    """Depths of the two pipelines of a disaggregated strategy."""
+
+    prompt: int = 1
+    token: int = 1
+
+
+@dataclass(kw_only=True)
+class LayersConfig:
+    """Explicit layer ranges [start, stop) of the stages, in order; None: cut evenly."""
+
+    prompt: list[list[int]] | None = None
+    token: list[list[int]] | None = None
+    colocated: list[list[int]] | None = None
+
+
+@dataclass(kw_only=True)
+class MicrobatchConfig:
+    """Most rows of a microbatch of each kind."""
+
+    prompt: int = 4
+    token: int = 16
+
+
+@dataclass(kw_only=True)
+class StrategyConfig:
+    """How the model is spread over the workers and in what portions requests pass through."""
+
+    mode: StrategyMode = StrategyMode.disaggregated
+    split: SplitConfig = field(default_factory=SplitConfig)
+    """Of a disaggregated strategy."""
+    stages: int = 1
+    """Depth of a colocated pipeline."""
+    layers: LayersConfig = field(default_factory=LayersConfig)
+    microbatch: MicrobatchConfig = field(default_factory=MicrobatchConfig)
+    in_flight: int | None = None
+    """Token microbatches under way at once; None: the depth of the token pipeline."""
+    scheduling: Scheduling = Scheduling.row
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """Stages of each pipeline that this strategy has, by the pipeline's kind."""
+        if self.mode is StrategyMode.colocated:
+            return {"colocated": self.stages}
+        return {"prompt": self.split.prompt, "token": self.split.token}
+
+    @property
+    def num_workers_needed(self) -> int:
+        """A worker a stage."""
+        return sum(self.depths.values())
+
+    @property
+    def num_in_flight(self) -> int:
+        """Token microbatches under way at once."""
+        return self.in_flight or self.depths.get("token", self.stages)
+
+
+@dataclass(kw_only=True)
+class TransportConfig:
+    """How workers exchange activations and KV."""
+
+    kind: TransportKind = TransportKind.ucx
+    settings: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the library; one that the user has set in the environment wins."""
+    timeout_s: float = 60.0
+    """Deadline of a transfer."""
+
+
+@dataclass(kw_only=True)
+class WorkloadConfig:
+    """The requests and when they arrive."""
+
+    kind: WorkloadKind = WorkloadKind.chat
+    path: str | None = None
+    """Of a ``file`` or ``trace``; absolute once loaded."""
+    num_requests: int | None = None
+    """The first so many; None: all that there are."""
+    prompt_tokens: int | None = None
+    """Length of a synthetic prompt; the most of a trace's prompts (None: as in the trace)."""
+    max_tokens: int | None = None
+    """New tokens of a request that says none itself; the most of a trace's outputs (None: as in the trace)."""
+    ignore_eos: bool = False
+    seed: int = 0
+    rate: float | None = 0.0
+    """Requests per second, a Poisson process; 0: all at once; None: the trace's own times."""
+
+
+@dataclass(kw_only=True)
+class StoreConfig:
+    """etcd."""
+
+    kind: StoreKind = StoreKind.embedded
+    endpoints: list[str] = field(default_factory=list)
+    """``host:port`` each, of an external store."""
+    ca_cert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    timeout_s: float = 2.0
+    """Of one call."""
+    fsync: bool = False
+    """Whether the embedded store waits for the disk at every write."""
+
+
+@dataclass(kw_only=True)
+class Config:
+    """A whole declaration, one field a config group."""
+
+    workflow: WorkflowConfig = field(default_factory=WorkflowConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)

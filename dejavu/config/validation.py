@@ -1,0 +1,248 @@
+"""What a declaration must satisfy before anything starts. Pure: reads no file, imports no model code.
+
+Layers against depths are checked by the placement, which knows the model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from dejavu.config.schema import (
+    MODEL_KINDS,
+    ClusterConfig,
+    Config,
+    ModelConfig,
+    StoreConfig,
+    StoreKind,
+    StrategyConfig,
+    StrategyMode,
+    TransportConfig,
+    WorkloadConfig,
+    WorkloadKind,
+)
+from dejavu.errors import ConfigError, nearest
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ENDPOINT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+_HUB_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+_MOST_SEED = 2**63 - 1
+
+
+def validate(config: Config) -> None:
+    """``config`` makes sense by itself. Raises ConfigError naming key, value and limit of the first fault."""
+    _check_cluster(config.cluster)
+    _check_model(config.model)
+    _check_strategy(config.strategy)
+    _check_num_workers(config.cluster, config.strategy)
+    _check_transport(config.transport)
+    _check_workload(config.workload)
+    _check_store(config.store)
+
+
+def _refuse(key: str, value: object, reason: str) -> ConfigError:
+    return ConfigError(f"{key}={'null' if value is None else value}: {reason}")
+
+
+def _at_least(key: str, value: float | None, limit: float, unit: str = "") -> None:
+    """Raises ConfigError for a number below ``limit`` or not finite; None passes."""
+    if value is None:
+        return
+    if not math.isfinite(value) or value < limit:
+        raise _refuse(key, value, f"must be at least {limit:g}{unit}")
+
+
+def _above_zero(key: str, value: float | None, unit: str = "") -> None:
+    """Raises ConfigError for a number that is not above 0 and finite; None passes."""
+    if value is None:
+        return
+    if not math.isfinite(value) or value <= 0:
+        raise _refuse(key, value, f"must be more than 0{unit}")
+
+
+def _check_seed(key: str, seed: int) -> None:
+    if not 0 <= seed <= _MOST_SEED:
+        raise _refuse(key, seed, f"must be from 0 to {_MOST_SEED}")
+
+
+def _check_cluster(cluster: ClusterConfig) -> None:
+    if not _NAME.fullmatch(cluster.name):
+        raise _refuse(
+            "cluster.name", cluster.name, "letters, digits, '.', '_' and '-' only, beginning with one of the first two"
+        )
+    if not cluster.host or re.search(r"[\s/]", cluster.host):
+        raise _refuse("cluster.host", repr(cluster.host), "must be an address or host name, without a port")
+    _at_least("cluster.num_workers", cluster.num_workers, 1)
+    _at_least("cluster.threads_per_worker", cluster.threads_per_worker, 1)
+    _above_zero("cluster.device_memory_gb", cluster.device_memory_gb, " GB")
+    _at_least("cluster.lease_ttl_s", cluster.lease_ttl_s, 2, " s")
+    _above_zero("cluster.start_timeout_s", cluster.start_timeout_s, " s")
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.kind not in MODEL_KINDS:
+        raise _refuse("model.kind", model.kind, nearest(model.kind, MODEL_KINDS))
+    _needed_by("model", "path", model.path, model.kind, "local", "FOLDER")
+    _needed_by("model", "name", model.name, model.kind, "hub", "OWNER/NAME")
+    if model.name is not None and not _HUB_NAME.fullmatch(model.name):
+        raise _refuse(
+            "model.name",
+            model.name,
+            "must be a hub id such as OWNER/NAME; for a folder take model=local model.path=FOLDER",
+        )
+    tiny = model.kind.startswith("tiny-")
+    for key in ("num_layers", "num_heads", "num_kv_heads"):
+        value = getattr(model, key)
+        if value is not None and not tiny:
+            raise _refuse(f"model.{key}", value, f"is for the tiny models; model={model.kind} has its own")
+        _at_least(f"model.{key}", value, 1)
+    _check_heads(model)
+    _at_least("model.max_length", model.max_length, 2, " positions")
+    _check_seed("model.seed", model.seed)
+
+
+def _check_heads(model: ModelConfig) -> None:
+    if model.num_heads and model.num_kv_heads and model.num_heads % model.num_kv_heads:
+        raise _refuse("model.num_kv_heads", model.num_kv_heads, f"must divide model.num_heads={model.num_heads}")
+
+
+def _needed_by(group: str, key: str, value: str | None, kind: str, needing: str, example: str) -> None:
+    """Raises ConfigError unless ``value`` is given exactly when the group's option is ``needing``."""
+    if kind == needing and not value:
+        raise ConfigError(f"{group}={kind} needs {group}.{key}={example}")
+    if kind != needing and value is not None:
+        raise _refuse(f"{group}.{key}", value, f"is for {group}={needing}, and the choice is {group}={kind}")
+
+
+def _check_strategy(strategy: StrategyConfig) -> None:
+    _at_least("strategy.split.prompt", strategy.split.prompt, 1, " stage")
+    _at_least("strategy.split.token", strategy.split.token, 1, " stage")
+    _at_least("strategy.stages", strategy.stages, 1, " stage")
+    _at_least("strategy.microbatch.prompt", strategy.microbatch.prompt, 1, " row")
+    _at_least("strategy.microbatch.token", strategy.microbatch.token, 1, " row")
+    _at_least("strategy.in_flight", strategy.in_flight, 1, " microbatch")
+    if strategy.mode is StrategyMode.colocated:
+        for key, depth in (("prompt", strategy.split.prompt), ("token", strategy.split.token)):
+            if depth != 1:
+                raise _refuse(
+                    f"strategy.split.{key}", depth, "is for strategy=disaggregated; colocated takes strategy.stages"
+                )
+    elif strategy.stages != 1:
+        raise _refuse(
+            "strategy.stages",
+            strategy.stages,
+            "is for strategy=colocated; disaggregated takes strategy.split.prompt and .token",
+        )
+    for kind in ("prompt", "token", "colocated"):
+        _check_layers(strategy, kind)
+
+
+def _check_layers(strategy: StrategyConfig, kind: str) -> None:
+    ranges: list[list[int]] | None = getattr(strategy.layers, kind)
+    if ranges is None:
+        return
+    key = f"strategy.layers.{kind}"
+    depth = strategy.depths.get(kind)
+    if depth is None:
+        raise _refuse(key, ranges, f"strategy={strategy.mode.value} has no {kind} pipeline")
+    if len(ranges) != depth:
+        raise _refuse(key, ranges, f"{len(ranges)} ranges for {depth} stages")
+    expected = 0
+    for pair in ranges:
+        if len(pair) != 2 or pair[0] != expected or pair[1] <= pair[0]:
+            raise _refuse(
+                key,
+                ranges,
+                f"{pair} must be [{expected}, b] with b > {expected}: ranges are [a, b), in order, without gaps",
+            )
+        expected = pair[1]
+
+
+def _check_num_workers(cluster: ClusterConfig, strategy: StrategyConfig) -> None:
+    needed = strategy.num_workers_needed
+    if cluster.num_workers is not None and cluster.num_workers < needed:
+        parts = " + ".join(f"{depth} {kind}" for kind, depth in strategy.depths.items())
+        raise _refuse(
+            "cluster.num_workers",
+            cluster.num_workers,
+            f"strategy={strategy.mode.value} needs {needed} workers ({parts}), one a stage\n"
+            f"raise it to {needed}, or leave it out",
+        )
+
+
+def _check_transport(transport: TransportConfig) -> None:
+    for variable in transport.settings:
+        if not _VARIABLE.fullmatch(variable):
+            raise _refuse(
+                f"transport.settings.{variable}",
+                transport.settings[variable],
+                "must be an environment variable such as UCX_NET_DEVICES",
+            )
+    _above_zero("transport.timeout_s", transport.timeout_s, " s")
+
+
+def _check_workload(workload: WorkloadConfig) -> None:
+    kind = workload.kind
+    if kind in (WorkloadKind.file, WorkloadKind.trace):
+        if not workload.path:
+            raise ConfigError(f"workload={kind.value} needs workload.path=FILE")
+    elif workload.path is not None:
+        raise _refuse(
+            "workload.path",
+            workload.path,
+            f"is for workload=file and workload=trace, and the choice is workload={kind.value}",
+        )
+    _at_least("workload.num_requests", workload.num_requests, 1)
+    _at_least("workload.prompt_tokens", workload.prompt_tokens, 1)
+    _at_least("workload.max_tokens", workload.max_tokens, 1)
+    _at_least("workload.rate", workload.rate, 0, " requests/s (0: all at once)")
+    _check_seed("workload.seed", workload.seed)
+    for key in _needed_keys(kind):
+        if getattr(workload, key) is None:
+            raise ConfigError(f"workload.{key}=null: workload={kind.value} needs a number")
+    if workload.prompt_tokens is not None and kind in (WorkloadKind.chat, WorkloadKind.file):
+        raise _refuse("workload.prompt_tokens", workload.prompt_tokens, "is for workload=synthetic and workload=trace")
+
+
+def _needed_keys(kind: WorkloadKind) -> tuple[str, ...]:
+    """Keys that may not be null for this kind of workload."""
+    if kind is WorkloadKind.trace:
+        return ()
+    if kind is WorkloadKind.synthetic:
+        return ("num_requests", "prompt_tokens", "max_tokens", "rate")
+    return ("max_tokens", "rate")
+
+
+def _check_store(store: StoreConfig) -> None:
+    _above_zero("store.timeout_s", store.timeout_s, " s")
+    checks: dict[StoreKind, Callable[[StoreConfig], None]] = {
+        StoreKind.embedded: _check_embedded_store,
+        StoreKind.external: _check_external_store,
+    }
+    checks[store.kind](store)
+
+
+def _check_embedded_store(store: StoreConfig) -> None:
+    for key in ("endpoints", "ca_cert", "cert", "key", "user", "password"):
+        if getattr(store, key):
+            raise ConfigError(f"store.{key} is for store=external, and the choice is store=embedded")
+
+
+def _check_external_store(store: StoreConfig) -> None:
+    if not store.endpoints:
+        raise ConfigError("store=external needs store.endpoints=[HOST:PORT,...]")
+    for endpoint in store.endpoints:
+        match = _ENDPOINT.fullmatch(endpoint)
+        if match is None or not 0 < int(match.group(2)) < 65536:
+            raise _refuse("store.endpoints", endpoint, "must be HOST:PORT, without http:// or a path")
+    if (store.cert is None) != (store.key is None):
+        raise ConfigError("store.cert and store.key go together: give both or neither")
+    if store.cert is not None and store.ca_cert is None:
+        raise ConfigError("store.cert is given without store.ca_cert, and TLS needs the authority's certificate")
+    if (store.user is None) != (store.password is None):
+        raise ConfigError(
+            "store.user and store.password go together: give both or neither\n"
+            "the password is best given as DEJAVU_STORE_PASSWORD in the environment"
+        )

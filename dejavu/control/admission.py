@@ -1,0 +1,200 @@
+"""The controller's state: which request gets which row, and which rows form the next prompt microbatch. Pure.
+
+Admission is tied to free rows on the token side: a prompt is not run before its KV has a place, so waiting KV is
+bounded by the token pipeline's rows however fast prompts are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dejavu.control.plan import Plan, Scheduling
+from dejavu.errors import InvalidTransition
+from dejavu.ids import RowId
+from dejavu.request import Request
+
+_LENGTH_WINDOW = 32
+"""How far behind the head of the queue a prompt of like length is looked for, to share a microbatch with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A destination row: microbatch and row within it."""
+
+    microbatch: int
+    row_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """A request with its row."""
+
+    request: Request
+    row_id: RowId
+    slot: Slot
+
+
+class Admission:
+    """Requests wait in order; rows are taken and given back.
+
+    Args:
+        num_microbatches, microbatch_rows: the token pipeline's rows.
+        prompt_rows: most rows of a prompt microbatch.
+        most_prompts: prompt microbatches under way at once; more would only wait inside the pipeline.
+        scheduling: ``row`` refills a row as soon as it is free; ``microbatch`` waits until the whole microbatch is.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_microbatches: int,
+        microbatch_rows: int,
+        prompt_rows: int,
+        most_prompts: int,
+        scheduling: Scheduling,
+    ) -> None:
+        self._microbatch_rows = microbatch_rows
+        self._prompt_rows = prompt_rows
+        self._most_prompts = most_prompts
+        self._scheduling = scheduling
+        self._queue: deque[Request] = deque()
+        self._free: list[list[int]] = [list(range(microbatch_rows)) for _ in range(num_microbatches)]
+        self._rows: dict[RowId, Assigned] = {}
+        self._assigned: deque[Assigned] = deque()
+        self._groups: dict[int, set[RowId]] = {}
+        self._arrived: dict[int, list[RowId]] = {}
+        self._prompts_under_way: set[frozenset[RowId]] = set()
+        self._next_row_id = 1
+
+    @classmethod
+    def of(cls, plan: Plan) -> Admission:
+        """The admission that the plan's pipelines call for."""
+        token, prompt = plan.token_pipeline, plan.prompt_pipeline
+        return cls(
+            num_microbatches=token.in_flight,
+            microbatch_rows=token.microbatch_rows,
+            prompt_rows=plan.prompt_rows,
+            most_prompts=prompt.depth + 1,
+            scheduling=plan.scheduling,
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a row."""
+        return len(self._queue)
+
+    @property
+    def num_rows_taken(self) -> int:
+        """Rows that are assigned."""
+        return len(self._rows)
+
+    def enqueue(self, request: Request) -> None:
+        """The request waits for a row."""
+        self._queue.append(request)
+
+    def requeue(self, row_id: RowId) -> Request:
+        """The row's attempt is over and its request waits again, first in line. The row itself stays taken until
+        ``free`` says that no stage uses it."""
+        request = self._rows[row_id].request
+        self._queue.appendleft(request)
+        self.withdraw(row_id)
+        return request
+
+    def withdraw(self, row_id: RowId) -> None:
+        """The row will not be admitted: its group no longer waits for it."""
+        microbatch = self._rows[row_id].slot.microbatch
+        if row_id in self._arrived.get(microbatch, ()):
+            self._arrived[microbatch].remove(row_id)
+
+    def next_prompt(self) -> tuple[Assigned, ...]:
+        """The rows of the next prompt microbatch, under way from now on; empty when there is none to run yet."""
+        if len(self._prompts_under_way) >= self._most_prompts:
+            return ()
+        if not self._assigned:
+            self._assign()
+        rows = tuple(self._assigned.popleft() for _ in range(min(self._prompt_rows, len(self._assigned))))
+        if rows:
+            self._prompts_under_way.add(frozenset(row.row_id for row in rows))
+        return rows
+
+    def prompt_done(self, row_ids: Iterable[RowId], continuing: Iterable[RowId]) -> tuple[tuple[Assigned, ...], ...]:
+        """A prompt microbatch has its first tokens (or failed). Returns the groups of rows to admit now.
+
+        Args:
+            row_ids: the rows of the prompt microbatch.
+            continuing: those of them that the first token did not end.
+        """
+        self._prompts_under_way.discard(frozenset(row_ids))
+        if self._scheduling == "row":
+            return tuple((self._rows[row_id],) for row_id in continuing)
+        waiting = set(continuing)
+        for row_id in row_ids:
+            microbatch = self._rows[row_id].slot.microbatch
+            self._groups[microbatch].discard(row_id)
+            if row_id in waiting:
+                self._arrived[microbatch].append(row_id)
+        complete = [microbatch for microbatch, missing in self._groups.items() if not missing]
+        for microbatch in complete:
+            del self._groups[microbatch]
+        groups = (tuple(self._rows[row_id] for row_id in self._arrived.pop(microbatch)) for microbatch in complete)
+        return tuple(group for group in groups if group)
+
+    def free(self, row_id: RowId) -> None:
+        """No stage uses the row any more; it can be taken again. Raises InvalidTransition for a row not taken."""
+        row = self._rows.pop(row_id, None)
+        if row is None:
+            raise InvalidTransition(f"row {row_id} given back, but it is not taken")
+        free = self._free[row.slot.microbatch]
+        free.append(row.slot.row_index)
+        free.sort()
+
+    def assigned(self, row_id: RowId) -> Assigned | None:
+        """The row's request and slot, or None when the row is not taken."""
+        return self._rows.get(row_id)
+
+    def _assign(self) -> None:
+        slots = self._row_slots(self._prompt_rows) if self._scheduling == "row" else self._microbatch_slots()
+        taken = [self._take(request, slot) for request, slot in zip(self._pick(len(slots)), slots, strict=False)]
+        self._assigned.extend(taken)
+        if self._scheduling == "microbatch" and taken:
+            microbatch = taken[0].slot.microbatch
+            self._groups[microbatch] = {row.row_id for row in taken}
+            self._arrived[microbatch] = []
+
+    def _microbatch_slots(self) -> list[Slot]:
+        for microbatch, free in enumerate(self._free):
+            if len(free) == self._microbatch_rows and microbatch not in self._groups:
+                return [Slot(microbatch=microbatch, row_index=row) for row in free]
+        return []
+
+    def _row_slots(self, most: int) -> list[Slot]:
+        free = [list(rows) for rows in self._free]
+        slots = []
+        for _ in range(most):
+            microbatch = max(range(len(free)), key=lambda index: len(free[index]))
+            if not free[microbatch]:
+                break
+            slots.append(Slot(microbatch=microbatch, row_index=free[microbatch].pop(0)))
+        return slots
+
+    def _pick(self, most: int) -> list[Request]:
+        """The head of the queue and, from a window behind it, the requests nearest to it in length."""
+        if not self._queue or most == 0:
+            return []
+        head = self._queue.popleft()
+        window = [self._queue.popleft() for _ in range(min(_LENGTH_WINDOW, len(self._queue)))]
+        by_length = sorted(
+            range(len(window)), key=lambda index: abs(len(window[index].prompt_tokens) - len(head.prompt_tokens))
+        )
+        chosen = set(by_length[: most - 1])
+        self._queue.extendleft(request for index, request in reversed(list(enumerate(window))) if index not in chosen)
+        return [head, *(window[index] for index in sorted(chosen))]
+
+    def _take(self, request: Request, slot: Slot) -> Assigned:
+        self._free[slot.microbatch].remove(slot.row_index)
+        row = Assigned(request=request, row_id=RowId(self._next_row_id), slot=slot)
+        self._next_row_id += 1
+        self._rows[row.row_id] = row
+        return row

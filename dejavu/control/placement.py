@@ -1,0 +1,155 @@
+"""From what the user declares to a plan: which worker takes which layers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dejavu.control.layers import balanced_layers, explicit_layers
+from dejavu.control.plan import Mode, Pipeline, PipelineKind, Place, Plan, Scheduling, Stage
+from dejavu.errors import ConfigError, InfeasibleError
+from dejavu.ids import Epoch, WorkerName
+from dejavu.models.spec import ModelSpec
+
+_COLOCATED_HEAD_SHARE = 0.25
+"""Part of the head's weight that counts when a colocated pipeline is cut: tokens pay for it at every step, prompts
+once, and both share the stages."""
+
+LayerPairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """The part of the user's declaration that decides the plan. Depths of the other mode are ignored."""
+
+    mode: Mode
+    prompt_depth: int = 1
+    token_depth: int = 1
+    colocated_depth: int = 1
+    prompt_layers: LayerPairs | None = None
+    """Explicit ranges [a, b) of the prompt (or colocated) pipeline; None: cut evenly."""
+    token_layers: LayerPairs | None = None
+    prompt_rows: int
+    token_rows: int
+    in_flight: int | None = None
+    """Token microbatches under way; None: one for each stage."""
+    scheduling: Scheduling
+    num_workers: int | None = None
+    """Workers the user gives; None: as many as the strategy needs."""
+    device: str = "cpu"
+    threads_per_worker: int = 1
+    device_memory_bytes: int | None = None
+    timeout_s: float = 60.0
+
+    @property
+    def num_needed(self) -> int:
+        """Workers that the strategy needs."""
+        return self.colocated_depth if self.mode == "colocated" else self.prompt_depth + self.token_depth
+
+
+def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
+    """The plan for the declared strategy.
+
+    Raises:
+        ConfigError: depths, ranges or worker counts that contradict each other or the model; both numbers named.
+        InfeasibleError: a stage does not fit the declared device memory; bytes named.
+    """
+    _check_workers(declared)
+    plan = Plan(
+        epoch=epoch,
+        mode=declared.mode,
+        pipelines=_pipelines(declared, model),
+        model=model,
+        prompt_rows=declared.prompt_rows,
+        scheduling=declared.scheduling,
+        device=declared.device,
+        threads_per_worker=declared.threads_per_worker,
+        timeout_s=declared.timeout_s,
+    )
+    if declared.device_memory_bytes is not None:
+        _check_memory(plan, declared.device_memory_bytes)
+    return plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Device bytes of one stage."""
+
+    weight_bytes: int
+    kv_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights and KV together."""
+        return self.weight_bytes + self.kv_bytes
+
+
+def stage_memory(plan: Plan, place: Place) -> StageMemory:
+    """What the stage needs: its weights, and KV for its pipeline's rows (for a prompt stage, of one microbatch)."""
+    rows = plan.prompt_rows if place.pipeline.kind == "prompt" else place.pipeline.num_rows
+    layers = place.stage.layers
+    return StageMemory(
+        weight_bytes=plan.model.weight_bytes(layers, first=place.is_first, last=place.is_last),
+        kv_bytes=rows * plan.model.layout.row_bytes(len(layers)),
+    )
+
+
+def _check_workers(declared: Declared) -> None:
+    if declared.num_workers is not None and declared.num_workers < declared.num_needed:
+        parts = (
+            f"strategy.stages={declared.colocated_depth}"
+            if declared.mode == "colocated"
+            else f"strategy.split.prompt={declared.prompt_depth} and strategy.split.token={declared.token_depth}"
+        )
+        raise ConfigError(
+            f"{parts} need {declared.num_needed} workers, but cluster.num_workers={declared.num_workers}; "
+            f"give at least {declared.num_needed} or make the pipelines shorter"
+        )
+
+
+def _pipelines(declared: Declared, model: ModelSpec) -> tuple[Pipeline, ...]:
+    head_layers = model.head_parameters / max(model.layer_parameters, 1)
+    if declared.mode == "colocated":
+        extra = head_layers * _COLOCATED_HEAD_SHARE
+        return (_pipeline(declared, model, "colocated", declared.colocated_depth, 0, extra),)
+    return (
+        _pipeline(declared, model, "prompt", declared.prompt_depth, 0, 0.0),
+        _pipeline(declared, model, "token", declared.token_depth, declared.prompt_depth, head_layers),
+    )
+
+
+def _pipeline(
+    declared: Declared, model: ModelSpec, kind: PipelineKind, depth: int, first_worker: int, last_extra: float
+) -> Pipeline:
+    subject = {"prompt": "strategy.split.prompt", "token": "strategy.split.token", "colocated": "strategy.stages"}[kind]
+    explicit = declared.token_layers if kind == "token" else declared.prompt_layers
+    if explicit is not None:
+        ranges = explicit_layers(explicit, model.num_layers, depth, f"{subject}={depth}")
+    else:
+        ranges = balanced_layers(model.num_layers, depth, last_extra=last_extra, subject=f"{subject}={depth}")
+    in_flight = 1 if kind == "prompt" else declared.in_flight or depth
+    return Pipeline(
+        kind=kind,
+        stages=tuple(
+            Stage(worker=WorkerName(f"w{first_worker + index}"), index=index, layers=layers)
+            for index, layers in enumerate(ranges)
+        ),
+        microbatch_rows=declared.prompt_rows if kind == "prompt" else declared.token_rows,
+        in_flight=in_flight,
+    )
+
+
+def _check_memory(plan: Plan, device_memory_bytes: int) -> None:
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            need = stage_memory(plan, Place(pipeline=pipeline, stage=stage))
+            if need.total_bytes > device_memory_bytes:
+                raise InfeasibleError(
+                    f"infeasible: {pipeline.kind} stage {stage.index} (layers [{stage.layers.start}, "
+                    f"{stage.layers.stop})) needs {_mib(need.total_bytes)} ({_mib(need.weight_bytes)} weights, "
+                    f"{_mib(need.kv_bytes)} KV), but cluster.device_memory_gb gives {_mib(device_memory_bytes)}\n"
+                    "use more stages, fewer rows (strategy.microbatch, strategy.in_flight) or a shorter model.max_length"
+                )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,128 @@
+"""The plan: which worker computes which layers of which pipeline, and in what batches. Lies in etcd as JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dejavu.ids import Epoch, WorkerName
+from dejavu.kv.layout import LayerRange
+from dejavu.models.spec import ModelSpec
+
+PipelineKind = Literal["prompt", "token", "colocated"]
+Mode = Literal["colocated", "disaggregated"]
+Scheduling = Literal["row", "microbatch"]
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's place in a pipeline."""
+
+    worker: WorkerName
+    index: int
+    layers: LayerRange
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Stages in order, layer 0 first, and the rows that go through them together."""
+
+    kind: PipelineKind
+    stages: tuple[Stage, ...]
+    microbatch_rows: int
+    """Most rows of one microbatch (of tokens in a colocated pipeline)."""
+    in_flight: int = 1
+    """Microbatches that are under way at once; for a token pipeline also the number of row groups its pool holds."""
+
+    @property
+    def depth(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of KV that each stage holds."""
+        return self.microbatch_rows * self.in_flight
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one worker stands in the plan."""
+
+    pipeline: Pipeline
+    stage: Stage
+
+    @property
+    def is_first(self) -> bool:
+        """True for the stage that embeds."""
+        return self.stage.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True for the stage that samples."""
+        return self.stage.index == self.pipeline.depth - 1
+
+    @property
+    def next_worker(self) -> WorkerName | None:
+        """Who gets this stage's activations; None after the last stage."""
+        return None if self.is_last else self.pipeline.stages[self.stage.index + 1].worker
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan in force. A worker learns its role from it and from nothing else."""
+
+    epoch: Epoch
+    mode: Mode
+    pipelines: tuple[Pipeline, ...]
+    model: ModelSpec
+    prompt_rows: int
+    """Most rows of a prompt microbatch; in a colocated pipeline it differs from the token microbatch's."""
+    scheduling: Scheduling
+    device: str
+    threads_per_worker: int
+    timeout_s: float
+    """Deadline of a transfer and of a row's KV, in seconds."""
+
+    @property
+    def prompt_pipeline(self) -> Pipeline:
+        """The pipeline that processes prompts."""
+        return self._of("prompt")
+
+    @property
+    def token_pipeline(self) -> Pipeline:
+        """The pipeline that generates tokens."""
+        return self._of("token")
+
+    def _of(self, kind: PipelineKind) -> Pipeline:
+        for pipeline in self.pipelines:
+            if pipeline.kind in (kind, "colocated"):
+                return pipeline
+        raise ValueError(f"plan of epoch {self.epoch} has no {kind} pipeline")
+
+    @property
+    def workers(self) -> tuple[WorkerName, ...]:
+        """Every worker that the plan names, once."""
+        return tuple(stage.worker for pipeline in self.pipelines for stage in pipeline.stages)
+
+    def place_of(self, worker: WorkerName) -> Place | None:
+        """The worker's place, or None for a worker that the plan does not name."""
+        for pipeline in self.pipelines:
+            for stage in pipeline.stages:
+                if stage.worker == worker:
+                    return Place(pipeline=pipeline, stage=stage)
+        return None
+
+    def peers_of(self, worker: WorkerName) -> tuple[WorkerName, ...]:
+        """The workers to which ``worker`` sends: activations, KV, tokens, readiness of rows."""
+        place = self.place_of(worker)
+        if place is None:
+            return ()
+        peers = [] if place.next_worker is None else [place.next_worker]
+        if place.pipeline.kind == "prompt":
+            layers = place.stage.layers
+            peers += [
+                stage.worker
+                for stage in self.token_pipeline.stages
+                if stage.layers.start < layers.stop and layers.start < stage.layers.stop
+            ]
+        elif not place.is_first and (place.is_last or place.pipeline.kind == "token"):
+            peers.append(place.pipeline.stages[0].worker)
+        return tuple(dict.fromkeys(peers))

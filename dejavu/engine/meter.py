@@ -1,0 +1,89 @@
+"""What a stage counts about itself while it serves."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dejavu.control.plan import Place
+from dejavu.kv.streamer import StreamerCounters
+from dejavu.report.counters import WorkerCounters
+from dejavu.report.spans import SpanRecorder
+
+_SHORTEST_WAIT_S = 0.0005
+"""A shorter wait is not worth a span."""
+
+
+class Meter:
+    """Computation, waits and their spans on the main thread. One owner, no lock."""
+
+    def __init__(self, recorder: SpanRecorder) -> None:
+        self._recorder = recorder
+        self._compute_s = 0.0
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._steps = 0
+        self._prompts = 0
+
+    @contextmanager
+    def computing(self, name: str, **args: int) -> Iterator[None]:
+        """The body is computation of the kind ``name`` (``prompt`` or ``step``)."""
+        start_s = self._recorder.now()
+        try:
+            yield
+        finally:
+            end_s = self._recorder.now()
+            self._recorder.add(name, "compute", start_s, end_s - start_s, **args)
+            self._compute_s += end_s - start_s
+            self._first_s = start_s if self._first_s is None else self._first_s
+            self._last_s = end_s
+            self._steps += name == "step"
+            self._prompts += name == "prompt"
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The body waits for work; recorded once serving has begun."""
+        start_s = self._recorder.now()
+        yield
+        waited_s = self._recorder.now() - start_s
+        if self._first_s is not None and waited_s > _SHORTEST_WAIT_S:
+            self._recorder.add("wait", "wait", start_s, waited_s)
+
+    def counters(
+        self,
+        name: str,
+        place: Place,
+        *,
+        streamer: StreamerCounters | None,
+        kv: dict[str, int],
+        weight_bytes: int,
+        pool_bytes: int,
+    ) -> WorkerCounters:
+        """The totals so far; ``streamer`` is None where no prompt KV leaves."""
+        layers = place.stage.layers
+        stream = streamer or StreamerCounters()
+        return WorkerCounters(
+            name=name,
+            pipeline=place.pipeline.kind,
+            stage=place.stage.index,
+            layers=(layers.start, layers.stop),
+            compute_s=self._compute_s,
+            window_s=self._last_s - self._first_s if self._first_s is not None else 0.0,
+            steps=self._steps,
+            prompts=self._prompts,
+            stream_bytes=stream.bytes_out,
+            stream_hidden_s=max(stream.busy_s - stream.exposed_s, 0.0),
+            stream_exposed_s=stream.exposed_s,
+            kv=kv,
+            peak_rss_bytes=peak_rss_bytes(),
+            weight_bytes=weight_bytes,
+            kv_pool_bytes=pool_bytes,
+        )
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

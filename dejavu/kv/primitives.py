@@ -1,0 +1,39 @@
+"""DéjàVuLib's six primitives on three levels (DejaVu, table 1), in one place to import from.
+
+| level | out          | in          | does                                                                           |
+|-------|--------------|-------------|--------------------------------------------------------------------------------|
+| 3     | `stream_out` | `stream_in` | from the inference setup, find destinations or sources; split or merge         |
+| 2     | `scatter`    | `gather`    | a non-contiguous region to contiguous, sealed chunks in staging, and back      |
+| 1     | `flush`      | `fetch`     | one contiguous chunk to a destination (local memory, a peer), or verified from |
+
+Each level uses the one below and can be used alone. Between `flush` and `fetch` lies a message: a `KvMessage` header
+and the chunks' bytes. A receiver that needs no proof of whole rows can `fetch` or `gather` chunk by chunk; one that
+does gives messages to a `KvInbox` (inbox.py), which yields the `LandedRow` that `stream_in` takes. `Streamer`
+(streamer.py) runs `stream_out` beside the computation.
+"""
+
+from __future__ import annotations
+
+from dejavu.kv.flush import Destination, LocalMemory, RemoteMemory, Sender, fetch, flush
+from dejavu.kv.scatter import Region, Staged, gather, pool_region, scatter
+from dejavu.kv.stream import LandedRow, Streamed, StreamSetup, flush_staged, stream_in, stream_out
+
+__all__ = [
+    "Destination",
+    "LandedRow",
+    "LocalMemory",
+    "Region",
+    "RemoteMemory",
+    "Sender",
+    "Staged",
+    "StreamSetup",
+    "Streamed",
+    "fetch",
+    "flush",
+    "flush_staged",
+    "gather",
+    "pool_region",
+    "scatter",
+    "stream_in",
+    "stream_out",
+]

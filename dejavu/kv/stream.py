@@ -1,0 +1,172 @@
+"""Level 3 of DéjàVuLib: from the inference setup, find who owns what, split or merge (DejaVu, table 1: stream_out/in).
+
+Shape legend: B rows of a pass, L layers, C the pair (K, V), H kv heads, T positions of a pass, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dejavu.ids import Epoch, RowId
+from dejavu.kv.chunk import KvMessage, encode_message
+from dejavu.kv.device import Copier, Mark
+from dejavu.kv.flush import Destination, RemoteMemory, Sender, flush
+from dejavu.kv.layout import KvLayout, LayerRange
+from dejavu.kv.pool import KvPool
+from dejavu.kv.route import Holding, Move, RowSpan, route_from
+from dejavu.kv.scatter import Region, Staged, scatter
+from dejavu.kv.staging import StagingRing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSetup:
+    """Who streams what to whom, in one epoch: this side's holding and those of the other pipeline's stages."""
+
+    cluster: str
+    epoch: Epoch
+    source: Holding
+    targets: tuple[Holding, ...]
+    layout: KvLayout
+
+    def __post_init__(self) -> None:
+        layers, heads = self.source.layers, self.source.heads
+        if layers.stop > self.layout.num_layers or heads[1] > self.layout.num_kv_heads:
+            raise ValueError(
+                f"{self.source.owner} holds layers [{layers.start},{layers.stop}) heads {list(heads)}, "
+                f"but the model is {self.layout.fingerprint}"
+            )
+
+    def layer_source(self, layer: int) -> Holding:
+        """The source's part of one layer. Raises ValueError for a layer that it does not hold."""
+        if layer not in self.source.layers:
+            held = self.source.layers
+            raise ValueError(f"layer {layer} is not one of {self.source.owner}'s [{held.start}, {held.stop})")
+        return replace(self.source, layers=LayerRange(layer, layer + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """What ``stream_out`` has sent: a future, a count of chunks and bytes for each message."""
+
+    sends: tuple[Future[None], ...]
+    num_chunks: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandedRow:
+    """A row whose coverage is proven: ``cells_LCHTD`` holds positions [0, length) of all these layers and heads."""
+
+    row_id: RowId
+    length: int
+    layers: LayerRange
+    heads: tuple[int, int]
+    cells_LCHTD: Tensor
+    memory: Tensor
+    """The bytes under the cells, for ``KvInbox.recycle``."""
+
+
+def stream_out(
+    layer: int,
+    keys_BHTD: Tensor,
+    values_BHTD: Tensor,
+    rows: Sequence[RowSpan],
+    setup: StreamSetup,
+    staging: StagingRing,
+    sender: Sender,
+    *,
+    copier: Copier | None = None,
+    after: Mark = None,
+    timeout_s: float = 60.0,
+) -> Streamed:
+    """One layer of a batch of rows is on its way to its owners, one message (or few large ones) for each of them.
+
+    ``layer`` is a global number. ``rows[i]`` names row i of the batch: position ``rows[i].start`` lies at index 0
+    of T, and only its ``length`` positions leave, never the padding. H are the source's heads.
+    Blocks only while no staging buffer is free; buffers return to the ring as their sends resolve.
+    Raises RouteError when the targets do not own every cell once, StagingTimeout, ConfigError (see ``scatter``),
+    ValueError for tensors that are not of this setup, and what ``sender`` raises.
+    """
+    _check_shapes(keys_BHTD, values_BHTD, rows, setup)
+    batch_index = {span.row_id: index for index, span in enumerate(rows)}
+    by_owner: dict[str, list[Region]] = {}
+    for move in route_from(setup.layer_source(layer), setup.targets, rows):
+        index = batch_index[move.row_id]
+        region = _region(move, keys_BHTD[index], values_BHTD[index], rows[index].start, setup.source.heads[0])
+        by_owner.setdefault(move.target, []).append(region)
+    sends: list[Future[None]] = []
+    num_chunks = num_bytes = 0
+    for owner, regions in by_owner.items():
+        destination = RemoteMemory(owner=owner, sender=sender)
+        for staged in scatter(
+            regions,
+            staging,
+            cluster=setup.cluster,
+            epoch=setup.epoch,
+            dtype=setup.layout.dtype,
+            copier=copier,
+            after=after,
+            timeout_s=timeout_s,
+        ):
+            sends.append(flush_staged(staged, setup.cluster, setup.epoch, destination))
+            num_chunks += len(staged.chunks)
+            num_bytes += staged.num_bytes
+    return Streamed(sends=tuple(sends), num_chunks=num_chunks, num_bytes=num_bytes)
+
+
+def flush_staged(staged: Staged, cluster: str, epoch: Epoch, destination: Destination) -> Future[None]:
+    """A staged message is on its way; its buffer goes back to the ring as the returned future resolves."""
+    try:
+        header = encode_message(KvMessage(cluster=cluster, epoch=epoch, chunks=staged.chunks))
+        sent = flush(header, staged.payload, destination)
+    except BaseException:
+        staged.buffer.release()
+        raise
+    sent.add_done_callback(lambda _: staged.buffer.release())
+    return sent
+
+
+def stream_in(landed: LandedRow, pool: KvPool, row_index: int) -> None:
+    """The pool's row holds the landed row at positions [0, length); what lies beyond is as it was.
+
+    The row's bytes cross to the pool's device in one copy and are spread over the layers there.
+    Raises ValueError when the row is not whole for this pool: other layers, other heads or another dtype.
+    """
+    held = (pool.layers, pool.heads, pool.cells_LCRHSD.dtype)
+    came = (landed.layers, landed.heads, landed.cells_LCHTD.dtype)
+    if held != came:
+        raise ValueError(f"row {landed.row_id} landed as {came}, the pool holds {held}")
+    with torch.inference_mode():
+        target = pool.cells(row_index, pool.layers, pool.heads, (0, landed.length))
+        target.copy_(landed.cells_LCHTD.to(pool.device))
+
+
+def _region(move: Move, keys_HTD: Tensor, values_HTD: Tensor, first_position: int, first_head: int) -> Region:
+    heads = slice(move.heads[0] - first_head, move.heads[1] - first_head)
+    positions = slice(move.positions[0] - first_position, move.positions[1] - first_position)
+    return Region(
+        row_id=move.row_id,
+        layers=move.layers,
+        heads=move.heads,
+        positions=move.positions,
+        parts=(keys_HTD[heads, positions][None, None], values_HTD[heads, positions][None, None]),
+    )
+
+
+def _check_shapes(keys_BHTD: Tensor, values_BHTD: Tensor, rows: Iterable[RowSpan], setup: StreamSetup) -> None:
+    lengths = [span.length for span in rows]
+    num_heads = setup.source.heads[1] - setup.source.heads[0]
+    dtype = f"torch.{setup.layout.dtype}"
+    for name, tensor in (("keys", keys_BHTD), ("values", values_BHTD)):
+        num_rows, heads, num_positions, head_dim = tensor.shape
+        fits = num_rows == len(lengths) and heads == num_heads and head_dim == setup.layout.head_dim
+        if not fits or num_positions < max(lengths, default=0) or str(tensor.dtype) != dtype:
+            raise ValueError(
+                f"{name} are {tuple(tensor.shape)} of {tensor.dtype}; {len(lengths)} rows of up to "
+                f"{max(lengths, default=0)} positions, {num_heads} heads of {setup.layout.head_dim}, {dtype} expected"
+            )

@@ -1,0 +1,73 @@
+"""The controller's side of the cluster: sends to stages by their place, asks every worker and waits for answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dejavu.clock import Clock
+from dejavu.control.plan import Plan
+from dejavu.engine import messages as m
+from dejavu.engine.mailbox import Event, Mailbox, PeerLost, Received
+from dejavu.engine.peers import Peers
+from dejavu.errors import DejavuError
+from dejavu.transport.base import Buffer
+
+
+class ClusterLinks:
+    """Links from the controller to the workers of one plan."""
+
+    def __init__(self, plan: Plan, peers: Peers, mailbox: Mailbox, clock: Clock) -> None:
+        self.plan = plan
+        self.mailbox = mailbox
+        self.clock = clock
+        self._peers = peers
+
+    def prompt_first(self, message: m.AnyMessage, payload: Sequence[Buffer] = ()) -> None:
+        """Prompt stage 0 is told."""
+        self._peers.tell(self.plan.prompt_pipeline.stages[0].worker, message, payload)
+
+    def token_first(self, message: m.AnyMessage) -> None:
+        """Token stage 0 is told."""
+        self._peers.tell(self.plan.token_pipeline.stages[0].worker, message)
+
+    def token_stages(self, message: m.AnyMessage) -> None:
+        """Every stage that keeps rows is told: all token stages, or stage 0 of a colocated pipeline."""
+        stages = self.plan.token_pipeline.stages
+        for stage in stages if self.plan.mode == "disaggregated" else stages[:1]:
+            self._peers.tell(stage.worker, message)
+
+    def ask(
+        self, message: m.AnyMessage, workers: Iterable[str], answer: type[m.Message], *, timeout_s: float
+    ) -> dict[str, Received]:
+        """Each worker's answer by name; the caller releases them. Other events that come meanwhile are dropped.
+
+        Raises DejavuError when one is lost or silent: what did answer is not enough to go on.
+        """
+        missing = set(workers)
+        for worker in missing:
+            self._peers.tell(worker, message)
+        answers: dict[str, Received] = {}
+        deadline_s = self.clock.monotonic() + timeout_s
+        while missing:
+            left_s = deadline_s - self.clock.monotonic()
+            event: Event | None = self.mailbox.take(max(left_s, 0.001))
+            if isinstance(event, Received) and isinstance(event.message, answer):
+                name = event.inbound.hello.name
+                answers[name] = event
+                missing.discard(name)
+            elif isinstance(event, Received):
+                event.inbound.release()
+            elif isinstance(event, PeerLost) and event.peer in missing:
+                raise DejavuError(f"{event.peer} is gone and cannot answer: {event.reason}")
+            if missing and left_s <= 0:
+                raise DejavuError(f"no answer from {', '.join(sorted(missing))} in {timeout_s:g} s")
+        return answers
+
+    def stop_workers(self) -> None:
+        """Every worker has been told to end cleanly."""
+        for worker in self.plan.workers:
+            self._peers.tell(worker, m.Stop(epoch=self.plan.epoch))
+
+    def close(self, timeout_s: float) -> None:
+        """The links are gone, what was sent is received."""
+        self._peers.close(timeout_s)

@@ -1,0 +1,126 @@
+"""From the declared workload to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from dejavu.config import WorkloadConfig, WorkloadKind
+from dejavu.config.paths import require_file
+from dejavu.errors import ConfigError
+from dejavu.ids import RequestId
+from dejavu.request import Request
+from dejavu.workload.arrivals import poisson_times, with_arrivals
+from dejavu.workload.codec import Codec
+from dejavu.workload.lines import read_lines
+from dejavu.workload.prompts import built_in_file, requests_from_lines
+from dejavu.workload.synthetic import TokenSource
+from dejavu.workload.traces import read_trace
+
+
+def check(workload: WorkloadConfig) -> None:
+    """The declared file exists and is well formed as far as it will be read. Needs no model.
+
+    Raises:
+        ConfigError: naming the path, and the line where one is malformed.
+    """
+    if workload.kind is WorkloadKind.file:
+        read_lines(_file(workload), workload.num_requests)
+    elif workload.kind is WorkloadKind.trace:
+        read_trace(_file(workload), workload.num_requests)
+
+
+def load(
+    workload: WorkloadConfig,
+    *,
+    codec: Codec | None,
+    vocab_size: int | None = None,
+    avoid: Collection[int] = (),
+) -> list[Request]:
+    """The declared requests in order of arrival, with unique ids.
+
+    Args:
+        workload: validated.
+        codec: makes token ids of text; None where the model has no tokenizer.
+        vocab_size: the model's number of token ids; None: the codec's.
+        avoid: special ids, never drawn for random prompts.
+
+    Raises:
+        ConfigError: a file that is missing or malformed; text without a codec.
+    """
+    requests = _requests(workload, codec, vocab_size, avoid)
+    if workload.rate is None:
+        return requests
+    return with_arrivals(requests, poisson_times(len(requests), workload.rate, workload.seed))
+
+
+def _requests(
+    workload: WorkloadConfig, codec: Codec | None, vocab_size: int | None, avoid: Collection[int]
+) -> list[Request]:
+    match workload.kind:
+        case WorkloadKind.chat:
+            with built_in_file() as path:
+                return requests_from_lines(path, workload, codec, vocab_size)
+        case WorkloadKind.file:
+            return requests_from_lines(_file(workload), workload, codec, vocab_size)
+        case WorkloadKind.synthetic:
+            return _synthetic(workload, _token_source(workload, codec, vocab_size, avoid))
+        case WorkloadKind.trace:
+            return _from_trace(workload, _token_source(workload, codec, vocab_size, avoid))
+
+
+def _file(workload: WorkloadConfig) -> Path:
+    if workload.path is None:
+        raise ConfigError(f"workload={workload.kind.value} needs workload.path=FILE")
+    path = Path(workload.path)
+    require_file("workload.path", path)
+    return path
+
+
+def _token_source(
+    workload: WorkloadConfig, codec: Codec | None, vocab_size: int | None, avoid: Collection[int]
+) -> TokenSource:
+    size = vocab_size if vocab_size is not None else codec.vocab_size if codec is not None else None
+    if size is None:
+        raise ValueError("random prompts need vocab_size or a codec")
+    return TokenSource(size, avoid, workload.seed)
+
+
+def _synthetic(workload: WorkloadConfig, source: TokenSource) -> list[Request]:
+    num_requests, prompt_tokens, max_tokens = workload.num_requests, workload.prompt_tokens, workload.max_tokens
+    if num_requests is None or prompt_tokens is None or max_tokens is None:
+        raise ConfigError("workload=synthetic needs workload.num_requests, .prompt_tokens and .max_tokens")
+    return [
+        Request(
+            id=RequestId(f"synthetic-{index}"),
+            prompt_tokens=source.draw(index, prompt_tokens),
+            max_tokens=max_tokens,
+            ignore_eos=workload.ignore_eos,
+        )
+        for index in range(num_requests)
+    ]
+
+
+def _from_trace(workload: WorkloadConfig, source: TokenSource) -> list[Request]:
+    entries = read_trace(_file(workload), workload.num_requests)
+    return [
+        Request(
+            id=RequestId(f"trace-{index}"),
+            prompt_tokens=source.draw(index, _capped(entry.prompt_tokens, workload.prompt_tokens)),
+            max_tokens=_capped(entry.output_tokens, workload.max_tokens),
+            ignore_eos=workload.ignore_eos,
+            arrival_s=entry.arrival_s,
+            refusal=_refusal(entry.prompt_tokens, entry.output_tokens),
+        )
+        for index, entry in enumerate(entries)
+    ]
+
+
+def _capped(length: int, most: int | None) -> int:
+    return length if most is None else min(length, most)
+
+
+def _refusal(prompt_tokens: int, output_tokens: int) -> str | None:
+    if prompt_tokens == 0:
+        return "the prompt is empty"
+    return "the trace asks for no token" if output_tokens == 0 else None

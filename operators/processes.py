@@ -1,0 +1,145 @@
+"""Worker processes that this launcher owns: started, watched, ended, none left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from dejavu.ids import WorkerName
+from dejavu.store import tether
+from operators.observation import ProcessExit
+
+logger = logging.getLogger(__name__)
+
+_STOP_GRACE_S = 5.0
+
+
+class Launcher(Protocol):
+    """Brings worker processes up, here or elsewhere."""
+
+    def start(self, name: WorkerName) -> None:
+        """A process for the worker is starting."""
+
+    def running(self) -> frozenset[WorkerName]:
+        """Workers whose process was started and has not ended."""
+
+    def exits(self) -> tuple[ProcessExit, ...]:
+        """Ends that nobody asked for."""
+
+    def log_of(self, name: WorkerName) -> Path:
+        """Where the worker logs."""
+
+    def stop(self) -> None:
+        """No process is left."""
+
+
+class ProcessLauncher:
+    """Workers as processes of this machine, one ``python -m dejavu.worker`` each.
+
+    They get their spec through a pipe that stays open: its end tells a worker that its launcher is gone, and the
+    kernel kills a worker whose launcher died. They do not get the terminal's Ctrl-C; the launcher ends them.
+
+    Args:
+        spec_of: the JSON line that a worker reads at its start.
+        log_folder: a file for each worker.
+        num_threads: for the numeric libraries of a worker, before torch is imported.
+        on_exit: called on a thread of this launcher as soon as a process has ended.
+    """
+
+    def __init__(
+        self, spec_of: Callable[[WorkerName], bytes], log_folder: Path, *, num_threads: int, on_exit: Callable[[], None]
+    ) -> None:
+        self._spec_of = spec_of
+        self._log_folder = log_folder
+        self._num_threads = num_threads
+        self._on_exit = on_exit
+        self._lock = threading.Lock()
+        self._processes: dict[WorkerName, subprocess.Popen[bytes]] = {}
+        self._exits: list[ProcessExit] = []
+        self._is_stopping = False
+        log_folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, name: WorkerName) -> None:
+        """A process for the worker is starting. Call from a thread that lasts: the kernel ties the child to it."""
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self._num_threads),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        with self.log_of(name).open("ab") as log:
+            process = subprocess.Popen(
+                [*tether.command(os.getpid()), sys.executable, "-m", "dejavu.worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        with self._lock:
+            self._processes[name] = process
+        assert process.stdin is not None
+        try:
+            process.stdin.write(self._spec_of(name) + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            logger.error("worker %s ended before it read its spec", name)
+        threading.Thread(target=self._wait, args=(name, process), name=f"wait-{name}", daemon=True).start()
+        logger.info("worker %s starts as process %d, log %s", name, process.pid, self.log_of(name))
+
+    def pid_of(self, name: WorkerName) -> int:
+        """The process id of the worker. Raises KeyError for one never started."""
+        with self._lock:
+            return self._processes[name].pid
+
+    def running(self) -> frozenset[WorkerName]:
+        """Workers whose process was started and has not ended."""
+        with self._lock:
+            return frozenset(name for name, process in self._processes.items() if process.poll() is None)
+
+    def exits(self) -> tuple[ProcessExit, ...]:
+        """Ends that nobody asked for, oldest first."""
+        with self._lock:
+            return tuple(self._exits)
+
+    def log_of(self, name: WorkerName) -> Path:
+        """Where the worker logs."""
+        return self._log_folder / f"{name}.log"
+
+    def expect_exits(self) -> None:
+        """From now on a process that ends is no failure."""
+        with self._lock:
+            self._is_stopping = True
+
+    def stop(self) -> None:
+        """No process is left: asked by SIGTERM, killed after a grace. Idempotent."""
+        self.expect_exits()
+        with self._lock:
+            processes = dict(self._processes)
+        for process in processes.values():
+            if process.poll() is None:
+                process.terminate()
+        deadline_s = time.monotonic() + _STOP_GRACE_S
+        for name, process in processes.items():
+            try:
+                process.wait(max(deadline_s - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                logger.warning("worker %s did not end in %g s and is killed", name, _STOP_GRACE_S)
+                process.kill()
+                process.wait()
+            if process.stdin is not None and not process.stdin.closed:
+                process.stdin.close()
+
+    def _wait(self, name: WorkerName, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        with self._lock:
+            if self._is_stopping:
+                return
+            self._exits.append(ProcessExit(name=name, status=status))
+        self._on_exit()
