@@ -13,6 +13,8 @@ class Clock(Protocol):
 
     def monotonic(self) -> float: ...
 
+    def sleep(self, seconds: float) -> None: ...
+
 
 class SystemClock:
     """The machine's clock."""
@@ -24,6 +26,10 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
         return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """The calling thread has waited."""
+        time.sleep(seconds)
 
 
 class VirtualClock:
@@ -39,6 +45,10 @@ class VirtualClock:
     def monotonic(self) -> float:
         """Seconds of virtual time."""
         return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Virtual time is ``seconds`` later; nobody has waited."""
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         """Virtual time is ``seconds`` later. Raises ValueError on a negative step."""

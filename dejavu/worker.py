@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import uuid
+from functools import partial
 
 from dejavu.clock import SystemClock
 from dejavu.control.member import Member, MemberState, encode_json
@@ -118,9 +119,8 @@ class WorkerProcess:
         )
         peers = Peers(self._transport, hello, timeout_s=plan.timeout_s, on_failed=self._send_failed)
         for name in plan.peers_of(self._spec.name):
-            address = self._view.wait_for(
-                lambda name=name: self._ready_address(name), f"worker {name}", self._spec.start_timeout_s
-            )
+            ready = partial(self._ready_address, name)
+            address = self._view.wait_for(ready, f"worker {name}", self._spec.start_timeout_s)
             peers.connect(name, address, timeout_s=plan.timeout_s)
         controller = self._view.wait_for(self._view.controller, "the controller", self._spec.start_timeout_s)
         peers.connect(CONTROLLER, controller.address, timeout_s=plan.timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,5 +56,8 @@ def _check_output(tree: DictConfig, directory: Path) -> None:
     existing = folder
     while not existing.exists():
         existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise ConfigError(f"{key}={folder}: {existing} cannot be written to")
+    try:
+        # Only writing tells: permissions say nothing to root, and nothing about a read-only file system.
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: {existing} cannot be written to ({error.strerror})") from error

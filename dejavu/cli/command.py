@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from omegaconf import DictConfig
 import dejavu
 from dejavu.cli.arguments import is_query, read_arguments
 from dejavu.cli.check import check_command
-from dejavu.cli.completion import bash_script
+from dejavu.cli.completion import bash_script, check_request
 from dejavu.cli.composer import CONFIG_NAME, conf_location
 from dejavu.cli.interruption import Interruption
 from dejavu.cli.job import ExitCode, run_job, tell
@@ -32,10 +33,12 @@ def run_command(argv: Sequence[str], interruption: Interruption) -> int:
         return ExitCode.DONE
     try:
         args = read_arguments(argv)
-        if args.shell_completion and (script := bash_script(args.overrides)) is not None:
-            sys.stdout.write(script)
-            return ExitCode.DONE
-        if not (args.shell_completion or args.hydra_help):
+        if args.shell_completion:
+            check_request(args.overrides, os.environ)
+            if (script := bash_script(args.overrides)) is not None:
+                sys.stdout.write(script)
+                return ExitCode.DONE
+        elif not args.hydra_help:
             check_command(args, Path.cwd(), check_config)
     except ConfigError as error:
         tell(str(error))

@@ -5,6 +5,11 @@ Hydra's own script knows ``python FILE.py`` and commands, not ``python -m``; the
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from dejavu.errors import ConfigError
+
+SHELLS = ("bash", "fish", "zsh")
 _INSTALL = r"""
 _dejavu_complete() {
   local rest word command
@@ -37,6 +42,15 @@ unset -f _dejavu_complete
 """
 
 
-def bash_script(overrides: list[str]) -> str | None:
+def check_request(overrides: Sequence[str], environment: Mapping[str, str]) -> None:
+    """What follows ``-sc`` can be answered. Raises ConfigError otherwise."""
+    command, _, shell = overrides[0].partition("=") if len(overrides) == 1 else ("", "", "")
+    if command not in ("install", "uninstall", "query") or shell not in SHELLS:
+        raise ConfigError(f"-sc takes install=SHELL or uninstall=SHELL\nSHELL is one of {', '.join(SHELLS)}")
+    if command == "query" and "COMP_LINE" not in environment:
+        raise ConfigError("-sc query is asked by the shell, which sets COMP_LINE")
+
+
+def bash_script(overrides: Sequence[str]) -> str | None:
     """The script that ``-sc install=bash`` and ``-sc uninstall=bash`` print; None for anything else."""
     return {"install=bash": _INSTALL, "uninstall=bash": _UNINSTALL}.get(" ".join(overrides))

@@ -13,6 +13,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from dejavu.errors import ConfigError, nearest
 
 MOST_LINES = 3
+_SWEEP = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'")
 _SOURCE = re.compile(r"In '([^']+)':")
 
 
@@ -31,6 +32,9 @@ def explanation(error: Exception) -> str:
         return f"{error.override}: cannot be read as key=value\nquote values with special characters: 'key=\"...\"'"
     if isinstance(error, MissingConfigException):
         return _missing_option(error)
+    sweep = _SWEEP.search(str(error))
+    if sweep is not None:
+        return f"{sweep.group(1)}: several values make a sweep\nadd -m for one job each; a list is [a,b]"
     cause = _cause(error)
     if cause is not None:
         source = _SOURCE.search(str(error))

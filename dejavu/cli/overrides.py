@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -41,6 +41,8 @@ def check_overrides(overrides: Sequence[str], tree: DictConfig, options: Mapping
     for text in overrides:
         override = _parse(text, schema, options)
         key = override.key_or_group
+        if not key:
+            raise ConfigError(f"{text}: expected group=option or group.key=value")
         if key in options:
             _check_group(override, options[key])
         elif key == "hydra" or key.startswith(("hydra.", "hydra/")):
@@ -53,7 +55,7 @@ def check_overrides(overrides: Sequence[str], tree: DictConfig, options: Mapping
 def _parse(text: str, schema: DictConfig, options: Mapping[str, Sequence[str]]) -> Override:
     try:
         return OverridesParser.create().parse_override(text)
-    except OverrideParseException as error:
+    except HydraException as error:
         key = text.lstrip("+~").split("=")[0]
         if "=" not in text:
             raise ConfigError(
@@ -97,37 +99,35 @@ def _check_key(override: Override, tree: DictConfig, options: Mapping[str, Seque
     node: object = tree
     parts = key.split(".")
     for index, part in enumerate(parts):
-        free = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict and index > 0
-        if not isinstance(node, DictConfig) or part not in node:
-            if free and index == len(parts) - 1 and (override.is_add() or override.is_force_add()):
+        if not isinstance(node, DictConfig) or node._is_none() or part not in node:
+            if _takes_any_key(node) and index == len(parts) - 1 and (override.is_add() or override.is_force_add()):
                 return
             what = "key" if index else "group or key"
             raise ConfigError(f"{key}: no such {what}\n{_nearest_key(parts, index, node, tree, options)}")
         node = node._get_node(part)
-        if isinstance(node, DictConfig) and (node._is_none() or node._is_missing()):
-            node = None
     if override.is_delete():
         raise ConfigError(f"{text}: a key cannot be removed\nset it instead: {key}=VALUE")
     if (override.is_add() or override.is_force_add()) and not key.startswith(FREE_MAPPING):
         raise ConfigError(f"{text}: {key} exists already\nwrite {key}=VALUE, without '+'")
 
 
+def _takes_any_key(node: object) -> bool:
+    """True for a mapping whose keys no schema names, such as ``hydra.job.env_set``."""
+    return isinstance(node, DictConfig) and node._key() is not None and OmegaConf.get_type(node) in (dict, None)
+
+
 def _nearest_key(
     parts: list[str], index: int, node: object, tree: DictConfig, options: Mapping[str, Sequence[str]]
 ) -> str:
     """The names beside the wrong one that are near; else where that last name does exist; else all beside it."""
-    if not isinstance(node, DictConfig):
+    if not isinstance(node, DictConfig) or node._is_none():
         return f"{'.'.join(parts[:index])} has no keys of its own"
     beside = [str(name) for name in node] if index else _groups(options)
     prefix = "".join(f"{part}." for part in parts[:index])
-    near = difflib.get_close_matches(parts[index], beside, n=3)
-    if near:
-        return _did_you_mean([prefix + name for name in near])
-    if parts[0] != "hydra":
-        elsewhere = [leaf for leaf in _leaves(tree) if leaf.split(".")[-1] == parts[-1]]
-        if elsewhere:
-            return _did_you_mean(elsewhere[:3])
-    return nearest(parts[index], beside)
+    near = [prefix + name for name in difflib.get_close_matches(parts[index], beside, n=3)]
+    same_name = [leaf for leaf in _leaves(tree) if leaf.split(".")[-1] == parts[-1]] if parts[0] != "hydra" else []
+    suggestions = same_name or near if index == 0 else near or same_name
+    return _did_you_mean(suggestions[:3]) if suggestions else nearest(parts[index], beside)
 
 
 def _did_you_mean(names: Sequence[str]) -> str:
@@ -174,7 +174,7 @@ def _shown(value: object) -> str:
 
 
 def _groups(options: Mapping[str, Sequence[str]], *, hydra: bool = False) -> list[str]:
-    return sorted(group for group in options if group.startswith("hydra/") == hydra)
+    return sorted(group for group in options if (group.split("/")[0] == "hydra") == hydra)
 
 
 def _leaves(tree: DictConfig, prefix: str = "") -> list[str]:

@@ -50,8 +50,9 @@ def nearest_path(path: Path) -> str:
         names = sorted(entry.name for entry in folder.iterdir())[:MOST_NAMES]
     except OSError:
         names = []
-    hint = nearest(missing.name, names) if names else "it is empty or cannot be read"
-    if hint.startswith("valid: "):
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        hint = f"it holds: {shown}"
-    return f"in {folder}: {hint}"
+    if not names:
+        return f"{folder} is empty or cannot be read"
+    hint = nearest(missing.name, names)
+    if hint.startswith("did"):
+        return f"in {folder}: {hint}"
+    return f"{folder} holds: " + ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -115,7 +115,7 @@ def tensor_of(payload: Buffer, shape: Sequence[int], dtype: torch.dtype, device:
 def buffer_of(tensor: Tensor) -> Buffer:
     """The tensor's bytes, contiguous; on a CPU without a copy. The tensor must live as long as the buffer."""
     host = tensor.contiguous().cpu()
-    return memoryview(host.view(torch.uint8).reshape(-1).numpy())
+    return host.view(torch.uint8).reshape(-1).numpy().data
 
 
 def prompt_ids(payload: Buffer, num_rows: int, device: torch.device) -> Tensor:

@@ -12,14 +12,14 @@ from typing import assert_never
 
 from torch import Tensor
 
-from dejavu.control.ring import Ring
+from dejavu.control.ring import Ring, StepRow
 from dejavu.engine import messages as m
 from dejavu.engine.compute import LayerHook, StageCompute, buffer_of, prompt_ids, tensor_of
 from dejavu.engine.host import CONTROLLER, Host
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.mailbox import Event, PeerLost, Received, RowsLanded, RowsSpoilt, Wake
 from dejavu.errors import Fatal
-from dejavu.ids import RowId
+from dejavu.ids import Epoch, RowId
 from dejavu.kv.streamer import Streamer
 from dejavu.transport.base import Buffer
 
@@ -162,7 +162,7 @@ class Engine:
         else:
             self._pass_on(m.PromptActivations(epoch=self._epoch, rows=rows), output)
 
-    def _step(self, microbatch: int, step: int, rows: tuple[m.StepRow, ...], inputs: Tensor | None) -> None:
+    def _step(self, microbatch: int, step: int, rows: tuple[StepRow, ...], inputs: Tensor | None) -> None:
         with self._host.meter.computing("step", microbatch=microbatch, step=step, rows=len(rows)):
             output = self._compute.step(microbatch, rows, inputs)
             tokens = self._compute.sample_step(rows, output) if self._host.place.is_last else ()
@@ -248,7 +248,7 @@ class Engine:
         return self._landed
 
     @property
-    def _epoch(self) -> m.Epoch:
+    def _epoch(self) -> Epoch:
         return self._host.plan.epoch
 
     @property

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from dejavu.errors import InvalidTransition
 from dejavu.ids import Epoch, RowId
+from dejavu.kv.accepted import Accepted, InboxCounters, Tally
 from dejavu.kv.chunk import ChunkCorrupt, ChunkHeader, KvMessage, verify, why_misfit
 from dejavu.kv.coverage import Coverage
 from dejavu.kv.early import EarlyChunks
@@ -42,49 +43,12 @@ class InboxLimits:
     """Ended rows that are remembered one by one; of older ones only the highest id, below which nothing is new."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """What a message or a declaration has changed."""
-
-    completed: tuple[RowId, ...] = ()
-    """Rows that became complete just now, each reported once."""
-    dropped: int = 0
-    """Chunks that were not used: stale, duplicate, or early beyond the limit."""
-    corrupt: tuple[RowId, ...] = ()
-    """Rows, as the headers say, of chunks that are not what they claim: to be fetched again or recomputed."""
-
-
-@dataclass(slots=True, kw_only=True)
-class InboxCounters:
-    """Chunks since the start, and bytes that have landed."""
-
-    accepted: int = 0
-    early: int = 0
-    duplicate: int = 0
-    stale: int = 0
-    corrupt: int = 0
-    early_dropped: int = 0
-    bytes_landed: int = 0
-
-
 @dataclass(slots=True)
 class _Row:
     length: int
     memory: Tensor
     cells_LCHTD: Tensor
     coverage: Coverage
-
-
-@dataclass(slots=True)
-class _Tally:
-    completed: list[RowId] = field(default_factory=list)
-    dropped: int = 0
-    corrupt: list[RowId] = field(default_factory=list)
-
-    def result(self) -> Accepted:
-        return Accepted(
-            completed=tuple(self.completed), dropped=self.dropped, corrupt=tuple(dict.fromkeys(self.corrupt))
-        )
 
 
 class KvInbox:
@@ -133,7 +97,7 @@ class KvInbox:
         """
         if not 1 <= length <= self._layout.max_length:
             raise ValueError(f"row {row_id}: length {length} is not within 1..{self._layout.max_length}")
-        tally = _Tally()
+        tally = Tally()
         with self._lock:
             known = self._rows.get(row_id)
             if known is None and row_id in self._ended:
@@ -152,7 +116,7 @@ class KvInbox:
         The payload is not used after the call, so the transport may have it back. Raises nothing for bad bytes:
         they are reported.
         """
-        tally = _Tally()
+        tally = Tally()
         if message.cluster != self._cluster:
             self._drop_stale(message.chunks, tally, f"cluster {message.cluster!r}, here {self._cluster!r}")
         elif message.num_bytes != payload.nbytes:
@@ -227,7 +191,7 @@ class KvInbox:
         cells = memory[:num_bytes].view(TORCH_DTYPES[self._layout.dtype]).view(shape)
         return _Row(length, memory, cells, Coverage(layers, heads, length))
 
-    def _accept_chunk(self, chunk: ChunkHeader, payload: memoryview, tally: _Tally) -> None:
+    def _accept_chunk(self, chunk: ChunkHeader, payload: memoryview, tally: Tally) -> None:
         try:
             # Outside the lock: it is the longest part, and a corrupt header must not be believed about its row.
             verify(chunk, payload)
@@ -250,7 +214,7 @@ class KvInbox:
             else:
                 self._keep_early(chunk, payload, tally)
 
-    def _land(self, chunk: ChunkHeader, payload: memoryview, tally: _Tally) -> None:
+    def _land(self, chunk: ChunkHeader, payload: memoryview, tally: Tally) -> None:
         row = self._rows[chunk.row_id]
         if chunk.positions[1] > row.length:
             self._count_corrupt(chunk, tally, f"positions {list(chunk.positions)}, the row's length is {row.length}")
@@ -267,7 +231,7 @@ class KvInbox:
         if row.coverage.is_complete:
             tally.completed.append(chunk.row_id)
 
-    def _keep_early(self, chunk: ChunkHeader, payload: memoryview, tally: _Tally) -> None:
+    def _keep_early(self, chunk: ChunkHeader, payload: memoryview, tally: Tally) -> None:
         num_dropped = self._early.keep(chunk, payload)
         self._counters.early += 1
         self._counters.early_dropped += num_dropped
@@ -282,17 +246,17 @@ class KvInbox:
         self._early.pop(row_id)
         self._ended.add(row_id)
 
-    def _drop_stale(self, chunks: tuple[ChunkHeader, ...], tally: _Tally, reason: str) -> None:
+    def _drop_stale(self, chunks: tuple[ChunkHeader, ...], tally: Tally, reason: str) -> None:
         with self._lock:
             self._counters.stale += len(chunks)
         tally.dropped += len(chunks)
         logger.info("%s stale chunks dropped: %s", len(chunks), reason)
 
-    def _report(self, chunk: ChunkHeader, tally: _Tally, reason: str) -> None:
+    def _report(self, chunk: ChunkHeader, tally: Tally, reason: str) -> None:
         with self._lock:
             self._count_corrupt(chunk, tally, reason)
 
-    def _count_corrupt(self, chunk: ChunkHeader, tally: _Tally, reason: str) -> None:
+    def _count_corrupt(self, chunk: ChunkHeader, tally: Tally, reason: str) -> None:
         self._counters.corrupt += 1
         tally.corrupt.append(chunk.row_id)
         logger.warning("chunk of row %s refused: %s", chunk.row_id, reason)

@@ -105,8 +105,8 @@ class Streamer:
         queued = _Layer(
             layer=layer, keys_BHTD=keys_BHTD, values_BHTD=values_BHTD, rows=tuple(rows), after=self._copier.mark()
         )
-        self._wait(lambda: self._closing or len(self._queue) < self._max_queued_layers, self._timeout_s)
         with self._changed:
+            self._wait(lambda: self._closing or len(self._queue) < self._max_queued_layers, self._timeout_s)
             if self._closing:
                 raise StreamStalled(f"layer {layer} cannot be queued: the streamer is closed")
             self._queue.append(queued)

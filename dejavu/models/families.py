@@ -1,6 +1,6 @@
 """The supported model families: where transformers keeps the parts of each, and how its layers are called.
 
-This file, ``stage.py`` and ``attention.py`` are the only ones that know transformers' internals (5.24).
+This file, ``stage.py``, ``stage_parts.py`` and ``attention.py`` are the only ones that know transformers' internals (5.24).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dejavu.errors import ConfigError, nearest
+from dejavu.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +88,10 @@ def family_of(folder: Path) -> Family:
     raw = read_json(folder / "config.json")
     model_type = str(raw.get("model_type", ""))
     if model_type not in FAMILIES:
+        architecture = ", ".join(raw.get("architectures") or ["no architecture"])
         raise ConfigError(
-            f"model in {folder} is of type {model_type!r} ({', '.join(raw.get('architectures') or ['no architecture'])}),"
-            f" which is not supported\nsupported families: {', '.join(sorted(FAMILIES))}; {nearest(model_type, FAMILIES)}"
-            if model_type
-            else f"{folder / 'config.json'} names no model_type\nsupported families: {', '.join(sorted(FAMILIES))}"
+            f"model in {folder} is of type {model_type!r} ({architecture}), which is not supported\n"
+            f"supported families: {', '.join(sorted(FAMILIES))}"
         )
     if "quantization_config" in raw:
         raise ConfigError(f"model in {folder} is quantized\ngive a float32, bfloat16 or float16 checkpoint")

@@ -1,4 +1,4 @@
-"""A GGUF file of a Llama-like model becomes a folder that transformers and our stages load: weights, config, tokenizer."""
+"""A GGUF file of a Llama becomes a folder that transformers and our stages load: weights, config, tokenizer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ def _save_weights(reader: Any, config: dict[str, Any], folder: Path, progress: P
             values = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
             weights[_tensor_name(tensor.name)] = _unpermute(tensor.name, values, config)
         progress("converting the weights", index + 1, len(reader.tensors))
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    target = folder / "model.safetensors"
+    save_file(weights, str(target), metadata={"format": "pt"})
+    # The library writes for its user alone; a cache may be shared.
+    target.chmod(0o644)
 
 
 def _tensor_name(name: str) -> str:

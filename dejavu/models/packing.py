@@ -49,7 +49,7 @@ def apply_packed(inputs: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """True when packing works here for ``dtype``: the operators exist and reproduce a small product."""
-    if device.type != "cpu" or dtype not in _CHECK_TOLERANCE or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or dtype not in _CHECK_TOLERANCE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 64, generator=generator).to(dtype)
@@ -63,7 +63,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack_linears(module: nn.Module) -> nn.Module:
-    """Every linear layer inside ``module`` (or ``module`` itself) is packed; mutates it and returns what replaces it."""
+    """Every linear layer in ``module`` (or itself) is packed; mutates it and returns what stands in its place."""
     if (linear := _weight_and_bias(module)) is not None:
         return PackedLinear(*linear)
     for parent, name, child in list(_linears(module)):
@@ -84,7 +84,7 @@ def _weight_and_bias(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
         return module.weight.detach(), None if module.bias is None else module.bias.detach()
     if type(module).__name__ == "Conv1D" and isinstance(weight := getattr(module, "weight", None), Tensor):
         # GPT-2 keeps its linear weights transposed, [in, out].
-        return weight.detach().t().contiguous(), module.bias.detach()  # type: ignore[union-attr,operator]
+        return weight.detach().t().contiguous(), module.bias.detach()  # type: ignore[operator]
     return None
 
 

@@ -54,8 +54,8 @@ def _keep_top_p(weights_V: Floats, top_p: float) -> Floats:
     dropped = order[1:][before[1:] >= top_p]
     kept_V = weights_V.copy()
     kept_V[dropped] = 0.0
-    normalised: Floats = kept_V / kept_V.sum()
-    return normalised
+    kept_V /= kept_V.sum()
+    return kept_V
 
 
 def _draw(weights_V: Floats, seed: int, position: int) -> int:

@@ -153,7 +153,7 @@ def _from_hub(source: ModelSource) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        folder = snapshot_download(source.name, revision=source.revision, allow_patterns=list(_HUB_PATTERNS))
+        folder = snapshot_download(str(source.name), revision=source.revision, allow_patterns=list(_HUB_PATTERNS))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first_line = str(error).strip().splitlines()[0][:200]
         raise ConfigError(

@@ -41,7 +41,8 @@ def load_parts(spec: ModelSpec, layers: LayerRange, device: torch.device, config
         parts |= filler.fill_named(base, (family.embedding, *family.first_extras))
     if family.uses_rotary:
         # Its frequencies are no weights: built on meta they would be garbage that nothing reports.
-        parts["rotary_emb"] = type(base.rotary_emb)(config).to(device)
+        rotary: Any = base.rotary_emb
+        parts["rotary_emb"] = type(rotary)(config).to(device)
     for layer in layers.indices:
         module = base.get_submodule(f"{family.layers}.{layer}")
         filler.fill(module, family.layer_tensor_prefix(layer))

@@ -121,7 +121,9 @@ def _save_model(config: Any, seed: int, folder: Path) -> None:
     # Tied parameters appear once, under the embedding's name, as checkpoints have them.
     shapes = {name: parameter.shape for name, parameter in sorted(model.named_parameters())}
     tensors = {name: _random(name, shape, generator, config.model_type) for name, shape in shapes.items()}
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    target = folder / "model.safetensors"
+    save_file(tensors, str(target), metadata={"format": "pt"})
+    target.chmod(0o644)
     config.architectures = [type(model).__name__]
     config.dtype = "float32"
     config.save_pretrained(str(folder))

@@ -39,7 +39,7 @@ class TextCodec:
         tokens: list[int] = self._tokenizer(text)["input_ids"]
         return tokens
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """The tokens of ``{role, content}`` messages up to where the assistant's answer begins.
 
         Raises ConfigError when the model has no chat template, or when its template refuses the messages.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -45,9 +45,12 @@ class Controller:
         links: to the workers.
         codec: for text and stop strings; None when the model has no tokenizer (texts stay empty).
         observer: told of tokens and endings.
+        failure: why the cluster cannot go on, once somebody knows; looked at between events.
     """
 
-    def __init__(self, links: ClusterLinks, codec: TextCodec | None, observer: Observer) -> None:
+    def __init__(
+        self, links: ClusterLinks, codec: TextCodec | None, observer: Observer, failure: Callable[[], str | None]
+    ) -> None:
         self._links = links
         self._plan = links.plan
         self._codec = codec
@@ -57,12 +60,8 @@ class Controller:
         self._attempts: dict[RequestId, int] = {}
         self._start_s = links.clock.monotonic()
         self._num_open = 0
-        self._failure: str | None = None
+        self._failure = failure
         self._lost: tuple[float, str] | None = None
-
-    def fail(self, reason: str) -> None:
-        """The run ends with this reason. Any thread."""
-        self._failure = self._failure or reason
 
     def serve(self, requests: Iterable[Request]) -> float:
         """Every request has ended and its line is with the observer. Returns the seconds that it took.
@@ -104,7 +103,7 @@ class Controller:
             epoch = self._plan.epoch
             if self._plan.mode == "disaggregated":
                 self._links.token_stages(m.ExpectRows(epoch=epoch, rows=prompt_rows))
-            ids = memoryview(_padded_ids(rows).view(np.uint8).reshape(-1))
+            ids = _padded_ids(rows).view(np.uint8).reshape(-1).data
             self._links.prompt_first(m.RunPrompt(epoch=epoch, rows=prompt_rows), (ids,))
 
     def _track(self, row: Assigned) -> None:
@@ -210,8 +209,9 @@ class Controller:
             self._links.token_stages(m.ReleaseRows(epoch=self._plan.epoch, row_ids=tuple(row_ids)))
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise DejavuError(self._failure)
+        reason = self._failure()
+        if reason is not None:
+            raise DejavuError(reason)
         if self._lost is not None and self._links.clock.monotonic() - self._lost[0] > _LOST_GRACE_S:
             raise DejavuError(self._lost[1])
 

@@ -47,10 +47,10 @@ class StoreClient:
 
         return self._failover.run(operation)
 
-    def put_if(self, key: str, value: bytes, mod_revision: int) -> bool:
+    def put_if(self, key: str, value: bytes, mod_revision: int, *, lease_id: int = 0) -> bool:
         """True when the key was still at ``mod_revision`` (0: absent) and now has the value; else False, unchanged.
 
-        When the answer to a first try was lost and the value is found in place, that counts as written by us, so
+        ``lease_id`` is the lease that the key lives on; 0: none. When the answer to a first try was lost and the value is found in place, that counts as written by us, so
         writers that compete must write different values (name themselves or their epoch in it).
         """
         tried = False
@@ -58,7 +58,8 @@ class StoreClient:
         def operation(connection: Connection, timeout_s: float) -> bool:
             nonlocal tried
             earlier_may_have_won, tried = tried, True
-            answer = connection.call(connection.kv.Txn, _swap(connection.rpc, key, value, mod_revision), timeout_s)
+            swap = _swap(connection.rpc, key, value, mod_revision, lease_id)
+            answer = connection.call(connection.kv.Txn, swap, timeout_s)
             if answer.succeeded:
                 return True
             found = answer.responses[0].response_range.kvs
@@ -95,9 +96,9 @@ def list_prefix(connection: Connection, prefix: str, timeout_s: float, *, revisi
     return Snapshot(entries=tuple(map(entry_of, answer.kvs)), revision=revision or answer.header.revision)
 
 
-def _swap(rpc: Any, key: str, value: bytes, mod_revision: int) -> Any:
+def _swap(rpc: Any, key: str, value: bytes, mod_revision: int, lease_id: int) -> Any:
     """A transaction: put when the key is at ``mod_revision``, otherwise read it."""
     compare = rpc.Compare(key=key.encode(), target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=mod_revision)
-    put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value))
+    put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
     read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
     return rpc.TxnRequest(compare=[compare], success=[put], failure=[read])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import grpc
 
 from dejavu.errors import ConfigError, Retryable
@@ -11,7 +9,6 @@ from dejavu.store.spec import StoreSpec
 
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED")
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
-_TLS_SIGNS = ("certificate", "handshake", "ssl", "tls")
 
 
 class StoreUnavailable(Retryable):
@@ -59,13 +56,8 @@ def translate(
     code = error.code().name
     if code in _REFUSALS:
         return StoreRefused(f"etcd at {endpoint} refused {_who(spec)}: {detail}{_refusal_hint(detail, spec)}")
-    if code == "UNAVAILABLE" and "CERTIFICATE_VERIFY_FAILED" in detail:
-        return StoreRefused(
-            f"etcd at {endpoint} showed a certificate that store.ca_cert={spec.ca_cert} does not vouch for "
-            f"(wrong authority, wrong host name or expired): {detail}"
-        )
-    if code == "UNAVAILABLE" and "WRONG_VERSION_NUMBER" in detail:
-        return StoreRefused(f"etcd at {endpoint} does not speak TLS, but store.ca_cert={spec.ca_cert} asks for it")
+    if code == "UNAVAILABLE" and (wrong := _wrong_tls(detail, spec)):
+        return StoreRefused(f"etcd at {endpoint}: {wrong}: {detail}")
     if code == "RESOURCE_EXHAUSTED" and "space exceeded" in detail:
         return StoreUnavailable(f"etcd at {endpoint} is full: {detail}; compact, defragment and disarm its alarms")
     hint = _tls_hint(error, spec) if first_contact else ""
@@ -91,16 +83,25 @@ def _refusal_hint(detail: str, spec: StoreSpec) -> str:
     return ""
 
 
-def _tls_hint(error: Any, spec: StoreSpec) -> str:
-    """A word on TLS where a connection was made and broke: that is all that a TLS mismatch shows to a client."""
-    words = str(error.details()).lower()
-    if error.code() != grpc.StatusCode.UNAVAILABLE or "refused" in words:
-        return ""
-    if spec.ca_cert is None and any(sign in words for sign in ("closed", "reset", "eof")):
-        return " (if it listens with TLS, give store.ca_cert)"
-    if spec.ca_cert is not None and any(sign in words for sign in (*_TLS_SIGNS, "closed", "reset", "eof")):
-        asked = (
-            "another client certificate" if spec.cert is not None else "a client certificate (store.cert, store.key)"
+def _wrong_tls(detail: str, spec: StoreSpec) -> str:
+    """What is wrong with the certificates where gRPC's words leave no doubt, else nothing."""
+    if "CERTIFICATE_VERIFY_FAILED" in detail:
+        return (
+            f"store.ca_cert={spec.ca_cert} does not vouch for its certificate (wrong authority, wrong host or expired)"
         )
-        return f" (TLS: it may want {asked}, or not speak TLS at all)"
+    if "security handshaker" in detail:
+        return f"no certificates can be read from store.ca_cert={spec.ca_cert} (or store.cert, store.key)"
+    if "_ALERT_" in detail:
+        given = f"store.cert={spec.cert}" if spec.cert is not None else "a client without store.cert"
+        return f"its TLS turned away {given}"
     return ""
+
+
+def _tls_hint(error: grpc.RpcError, spec: StoreSpec) -> str:
+    """A word on TLS where a connection was made and broke: that is all that such a mismatch shows to a client."""
+    words = str(error.details()).lower()
+    if error.code() != grpc.StatusCode.UNAVAILABLE or not any(sign in words for sign in ("closed", "reset", "eof")):
+        return ""
+    if spec.ca_cert is None:
+        return " (if it listens with TLS, give store.ca_cert)"
+    return " (TLS: it may want another client certificate, or not speak TLS at all)"

@@ -43,6 +43,7 @@ class LeaseKeeper:
         self._dirty: set[str] = set()
         self._losses = 0
         self._holds = 0
+        self._lease_id = 0
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
         self._note(entries)
@@ -56,6 +57,12 @@ class LeaseKeeper:
         """How often the lease was lost, so that others may have taken this process for dead."""
         with self._condition:
             return self._losses
+
+    @property
+    def lease_id(self) -> int:
+        """The lease that was held last, for writes of this process that must not outlive it; 0 before the first."""
+        with self._condition:
+            return self._lease_id
 
     def wait_held(self, timeout_s: float) -> bool:
         """True once the keys have been in etcd on the lease at least once; False when ``timeout_s`` passed before."""
@@ -161,6 +168,7 @@ class LeaseKeeper:
                 if isinstance(message, Held):
                     held = True
                     self._holds += 1
+                    self._lease_id = message.lease_id
                 elif isinstance(message, Lost):
                     self._losses += 1
                     logger.warning("the lease was lost; registering anew")
@@ -196,7 +204,7 @@ def _environment() -> dict[str, str]:
     """The owner's environment, in which this very package is found wherever the owner was started."""
     root = str(Path(dejavu.__file__).parents[1])
     path = os.environ.get("PYTHONPATH")
-    return {"GRPC_VERBOSITY": "ERROR", **os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+    return {**os.environ, "GRPC_VERBOSITY": "NONE", "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
 
 
 def _send(process: subprocess.Popen[bytes], message: ToSidecar) -> None:

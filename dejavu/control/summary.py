@@ -1,0 +1,57 @@
+"""The plan in the form that people and other tools read: ``plan.json``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dejavu.control.placement import stage_memory
+from dejavu.control.plan import Pipeline, Place, Plan
+
+
+def summary(plan: Plan) -> Mapping[str, object]:
+    """Mode, pipelines with their stages, batch sizes, and the predicted memory beside the inputs it came from."""
+    model = plan.model
+    return {
+        "epoch": plan.epoch,
+        "mode": plan.mode,
+        "pipelines": [_pipeline(plan, pipeline) for pipeline in plan.pipelines],
+        "microbatch": {"prompt": plan.prompt_rows, "token": plan.token_pipeline.microbatch_rows},
+        "in_flight": plan.token_pipeline.in_flight,
+        "scheduling": plan.scheduling,
+        "swapping": False,
+        "replication": 0,
+        "predicted": {
+            "rows": plan.token_pipeline.num_rows,
+            "kv_bytes_per_row": model.layout.row_bytes(model.num_layers),
+            "kv_bytes_per_position": model.num_layers * model.layout.position_bytes,
+        },
+        "inputs": {
+            "model": model.folder,
+            "family": model.family,
+            "model_hash": model.model_hash,
+            "dtype": model.dtype,
+            "max_length": model.max_length,
+            "num_layers": model.num_layers,
+            "num_kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "layer_parameters": model.layer_parameters,
+            "embedding_parameters": model.embedding_parameters,
+            "head_parameters": model.head_parameters,
+            "device": plan.device,
+            "threads_per_worker": plan.threads_per_worker,
+        },
+    }
+
+
+def _pipeline(plan: Plan, pipeline: Pipeline) -> Mapping[str, object]:
+    stages = []
+    for stage in pipeline.stages:
+        memory = stage_memory(plan, Place(pipeline=pipeline, stage=stage))
+        stages.append(
+            {
+                "worker": stage.worker,
+                "layers": [stage.layers.start, stage.layers.stop],
+                "predicted": {"weight_bytes": memory.weight_bytes, "kv_bytes": memory.kv_bytes},
+            }
+        )
+    return {"kind": pipeline.kind, "microbatch": pipeline.microbatch_rows, "stages": stages}

@@ -1,0 +1,122 @@
+"""``workflow=generate``: bring the cluster up, answer the workload's prompts, report, shut down."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from dejavu.clock import SystemClock
+from dejavu.config import Config
+from dejavu.control.plan import Plan
+from dejavu.control.summary import summary
+from dejavu.engine import messages as m
+from dejavu.errors import DejavuError
+from dejavu.ids import RequestId
+from dejavu.report.completions import CompletionWriter
+from dejavu.report.counters import WorkerCounters
+from dejavu.report.json_file import write_json
+from dejavu.report.metrics import Metrics, summarize, write_metrics
+from dejavu.report.progress import Progress, RichProgress
+from dejavu.report.spans import Span
+from dejavu.report.tables import StageRow, render_report
+from dejavu.report.timeline import write_timeline
+from dejavu.request import Completion
+from dejavu.serving.controller import Controller
+from dejavu.workflows.cluster import RunningCluster, running_cluster
+from dejavu.workflows.preparation import Prepared, prepare
+
+logger = logging.getLogger(__name__)
+
+_REPORT_TIMEOUT_S = 30.0
+
+
+class Recorder:
+    """The controller's observer: lines on disk as they come, and what the report needs."""
+
+    def __init__(self, writer: CompletionWriter, progress: Progress, num_requests: int) -> None:
+        self._writer = writer
+        self._progress = progress
+        self._num_requests = num_requests
+        self._num_tokens = 0
+        self.completions: list[Completion] = []
+        self.token_times: dict[RequestId, Sequence[float]] = {}
+
+    def token(self, request_id: RequestId, at_s: float) -> None:
+        """One more token has come."""
+        self._num_tokens += 1
+        self._show()
+
+    def ended(self, completion: Completion, token_times_s: Sequence[float]) -> None:
+        """The request's line is on disk."""
+        self._writer.write(completion)
+        self.completions.append(completion)
+        self.token_times[completion.id] = token_times_s
+        self._show()
+
+    def _show(self) -> None:
+        failed = sum(completion.finish_reason == "error" for completion in self.completions)
+        self._progress.requests(len(self.completions), self._num_requests, self._num_tokens, failed)
+
+
+def run(config: Config, output: Path) -> None:
+    """The workload's answers are in ``output`` and on the terminal. Raises DejavuError when the cluster failed."""
+    console, clock = Console(), SystemClock()
+    with RichProgress(Console(stderr=True), clock) as progress:
+        prepared = prepare(config, progress)
+        write_json(output / "plan.json", summary(prepared.plan))
+        with CompletionWriter(output / "completions.jsonl") as writer:
+            recorder = Recorder(writer, progress, len(prepared.requests))
+            start_s = clock.now()
+            try:
+                with running_cluster(config, prepared.plan, output, progress) as cluster:
+                    start_s = clock.now()
+                    wall_s = serve(cluster, prepared, recorder)
+                    counters, spans = collect(cluster, prepared.plan)
+            except DejavuError:
+                partial = summarize(
+                    recorder.completions,
+                    recorder.token_times,
+                    {},
+                    clock.now() - start_s,
+                    num_submitted=len(prepared.requests),
+                )
+                write_metrics(output / "metrics.json", partial)
+                raise
+    metrics = summarize(recorder.completions, recorder.token_times, counters, wall_s)
+    write_metrics(output / "metrics.json", metrics)
+    write_timeline(output / "timeline.json", spans, start_s=start_s)
+    _render(console, counters, recorder.completions, metrics)
+    console.print(f"output: {output}", highlight=False, soft_wrap=True)
+
+
+def serve(cluster: RunningCluster, prepared: Prepared, recorder: Recorder) -> float:
+    """Every request has ended. Returns the seconds it took. Raises DejavuError with the operator's reason, if any."""
+    controller = Controller(cluster.links, prepared.codec, recorder, lambda: cluster.failure.reason)
+    return controller.serve(prepared.requests)
+
+
+def collect(
+    cluster: RunningCluster, plan: Plan
+) -> tuple[dict[str, WorkerCounters], dict[str, list[Span]]]:
+    """What every worker has counted and done, by name in the order of the plan."""
+    answers = cluster.links.ask(
+        m.AskReport(epoch=plan.epoch), plan.workers, m.Report, timeout_s=_REPORT_TIMEOUT_S
+    )
+    counters: dict[str, WorkerCounters] = {}
+    spans: dict[str, list[Span]] = {}
+    for name in plan.workers:
+        answer = answers[name]
+        assert isinstance(answer.message, m.Report)
+        counters[name] = answer.message.counters
+        spans[name] = m.decode_spans(answer.inbound.payload)
+        answer.inbound.release()
+    return counters, spans
+
+
+def _render(
+    console: Console, counters: Mapping[str, WorkerCounters], completions: Sequence[Completion], metrics: Metrics
+) -> None:
+    render_report(console, [StageRow.of(counter) for counter in counters.values()], completions, metrics)

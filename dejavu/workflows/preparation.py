@@ -1,0 +1,95 @@
+"""What must be known before a process starts: the model's folder and spec, the plan, the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dejavu.config import Config, ModelConfig, StrategyMode
+from dejavu.control.placement import Declared, LayerPairs, place
+from dejavu.control.plan import Plan
+from dejavu.errors import ConfigError
+from dejavu.ids import Epoch
+from dejavu.models.source import ModelSource, cache_folder, has_tokenizer, resolve
+from dejavu.models.spec import ModelSpec, describe
+from dejavu.models.tokenizer import TextCodec
+from dejavu.report.progress import Progress
+from dejavu.request import Request
+from dejavu.workload import load
+
+_GB = 10**9
+_FIRST_EPOCH = Epoch(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Everything that a run needs to know."""
+
+    plan: Plan
+    codec: TextCodec | None
+    requests: Sequence[Request]
+
+
+def prepare(config: Config, progress: Progress) -> Prepared:
+    """Model, plan and requests are there. Raises ConfigError or InfeasibleError; nothing has been started."""
+    model = prepare_model(config.model, progress)
+    plan = place(declared(config), model, epoch=_FIRST_EPOCH)
+    folder = Path(model.folder)
+    codec = TextCodec(folder) if has_tokenizer(folder) else None
+    requests = load(config.workload, codec=codec, vocab_size=model.vocab_size, avoid=model.eos_token_ids)
+    if not requests:
+        raise ConfigError(f"workload={config.workload.kind.value} has no request in it")
+    return Prepared(plan=plan, codec=codec, requests=requests)
+
+
+def prepare_model(config: ModelConfig, progress: Progress) -> ModelSpec:
+    """The model lies in a local folder (fetched, converted or made once) and is described."""
+
+    def show(description: str, done: int, total: int) -> None:
+        progress.phase(description, done, total or None, "bytes")
+
+    folder = resolve(model_source(config), cache_folder(), show)
+    dtype = None if config.dtype is None else config.dtype.value
+    return describe(folder, dtype, config.max_length)
+
+
+def model_source(config: ModelConfig) -> ModelSource:
+    """Where the declared model comes from."""
+    default = ModelSource(kind=config.kind)
+    return ModelSource(
+        kind=config.kind,
+        path=config.path,
+        name=config.name,
+        seed=config.seed,
+        num_layers=default.num_layers if config.num_layers is None else config.num_layers,
+        num_heads=default.num_heads if config.num_heads is None else config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+    )
+
+
+def declared(config: Config) -> Declared:
+    """The part of the configuration that decides the plan."""
+    strategy, cluster = config.strategy, config.cluster
+    is_colocated = strategy.mode is StrategyMode.colocated
+    return Declared(
+        mode="colocated" if is_colocated else "disaggregated",
+        prompt_depth=strategy.split.prompt,
+        token_depth=strategy.split.token,
+        colocated_depth=strategy.stages,
+        prompt_layers=_pairs(strategy.layers.colocated if is_colocated else strategy.layers.prompt),
+        token_layers=_pairs(strategy.layers.token),
+        prompt_rows=strategy.microbatch.prompt,
+        token_rows=strategy.microbatch.token,
+        in_flight=strategy.in_flight,
+        scheduling="row" if strategy.scheduling.name == "row" else "microbatch",
+        num_workers=cluster.num_workers,
+        device=cluster.device.value,
+        threads_per_worker=cluster.threads_per_worker,
+        device_memory_bytes=None if cluster.device_memory_gb is None else int(cluster.device_memory_gb * _GB),
+        timeout_s=config.transport.timeout_s,
+    )
+
+
+def _pairs(ranges: list[list[int]] | None) -> LayerPairs | None:
+    return None if ranges is None else tuple(tuple(pair) for pair in ranges)  # type: ignore[misc]
