@@ -71,8 +71,11 @@ class WorkerProcess:
     def close(self) -> None:
         """Lease, links, threads and port are gone."""
         self._view.close()
+        logger.debug("the watch has ended")
         self._keeper.close()
+        logger.debug("the lease is given back")
         self._transport.close(_CLOSE_TIMEOUT_S)
+        logger.info("ended")
 
     def ask_to_stop(self) -> None:
         """The main thread will end as soon as it looks up. Safe in a signal handler."""
@@ -210,4 +213,8 @@ def _stop_at_end_of_input(worker: WorkerProcess) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    # Everything is closed; taking torch apart object by object would only keep the launcher waiting.
+    os._exit(status)

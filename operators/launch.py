@@ -13,5 +13,8 @@ def decide(desired: Iterable[WorkerName], observed: Observed) -> tuple[Action, .
     """Start what is not running, fail on what has ended. A worker that registered by itself needs no process."""
     if observed.exits:
         return tuple(FailRun(reason=f"worker {gone.name} died ({gone.text})", worker=gone.name) for gone in observed.exits)
-    members = observed.members or {}
-    return tuple(StartWorker(name=name) for name in desired if name not in observed.running and name not in members)
+    if observed.members is None:
+        # A worker that runs elsewhere would be started a second time.
+        return ()
+    absent = (name for name in desired if name not in observed.running and name not in observed.members)
+    return tuple(StartWorker(name=name) for name in absent)

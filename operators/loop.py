@@ -142,5 +142,9 @@ class ClusterOperator:
                 self.one_pass()
             except DejavuError as error:
                 logger.warning("a pass of the operator failed, the next one tries again: %s", error)
+            except Exception as error:  # An operator that dies unseen would leave the cluster unwatched.
+                logger.exception("the operator cannot go on")
+                self._act(FailRun(reason=f"the operator cannot go on: {error!r}"))
+                return
             self._wake.wait(_SERVING_PAUSE_S if self._serving.is_set() else _STARTING_PAUSE_S)
             self._wake.clear()

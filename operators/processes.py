@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from operators.observation import ProcessExit
 
 logger = logging.getLogger(__name__)
 
+WORKER_COMMAND = (sys.executable, "-m", "dejavu.worker")
 _STOP_GRACE_S = 5.0
 
 
@@ -51,15 +52,23 @@ class ProcessLauncher:
         log_folder: a file for each worker.
         num_threads: for the numeric libraries of a worker, before torch is imported.
         on_exit: called on a thread of this launcher as soon as a process has ended.
+        command: what a worker process runs; it reads its spec as a JSON line on standard input.
     """
 
     def __init__(
-        self, spec_of: Callable[[WorkerName], bytes], log_folder: Path, *, num_threads: int, on_exit: Callable[[], None]
+        self,
+        spec_of: Callable[[WorkerName], bytes],
+        log_folder: Path,
+        *,
+        num_threads: int,
+        on_exit: Callable[[], None],
+        command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         self._spec_of = spec_of
         self._log_folder = log_folder
         self._num_threads = num_threads
         self._on_exit = on_exit
+        self._command = tuple(command)
         self._lock = threading.Lock()
         self._processes: dict[WorkerName, subprocess.Popen[bytes]] = {}
         self._exits: list[ProcessExit] = []
@@ -72,10 +81,11 @@ class ProcessLauncher:
             **os.environ,
             "OMP_NUM_THREADS": str(self._num_threads),
             "TOKENIZERS_PARALLELISM": "false",
+            "GRPC_VERBOSITY": "NONE",
         }
         with self.log_of(name).open("ab") as log:
             process = subprocess.Popen(
-                [*tether.command(os.getpid()), sys.executable, "-m", "dejavu.worker"],
+                [*tether.command(os.getpid()), *self._command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

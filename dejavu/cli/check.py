@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from hydra.types import RunMode
@@ -33,26 +34,34 @@ def check_command(args: argparse.Namespace, directory: Path, check_config: Calla
     """
     args.overrides = normalise(args.overrides)
     with composer(args) as compose:
-        check_overrides(args.overrides, compose.compose([]), compose.options())
-        for tree in _trees(compose, args):
-            if is_query(args):
-                continue
-            _check_output(tree, directory)
+        parsed = check_overrides(args.overrides, partial(compose.compose, []), compose.options())
+        has_sweep = any(override.is_sweep_override() for override in parsed)
+        if is_query(args):
+            compose.compose(args.overrides)
+            return
+        for tree in _trees(compose, args, directory, has_sweep=has_sweep):
             check_config(load(declaration(tree), directory))
 
 
-def _trees(compose: Composer, args: argparse.Namespace) -> list[DictConfig]:
+def _trees(compose: Composer, args: argparse.Namespace, directory: Path, *, has_sweep: bool) -> Iterator[DictConfig]:
     """What the command composes: one tree, or one for each of the first jobs of a sweep."""
+    if not (args.multirun or has_sweep):
+        tree = compose.compose(args.overrides)
+        if tree.hydra.mode != RunMode.MULTIRUN:
+            _check_output("hydra.run.dir", directory / str(tree.hydra.run.dir))
+            yield tree
+            return
     whole = compose.compose(args.overrides, multirun=True)
-    if is_query(args) or not (args.multirun or whole.hydra.mode == RunMode.MULTIRUN):
-        return [compose.compose(args.overrides)]
-    return [compose.compose(job) for job in sweep_jobs(whole, args.overrides, most=MOST_JOBS)]
+    if not (args.multirun or whole.hydra.mode == RunMode.MULTIRUN):
+        # Raises: several values without -m.
+        compose.compose(args.overrides)
+    _check_output("hydra.sweep.dir", directory / str(whole.hydra.sweep.dir))
+    for job in sweep_jobs(whole, args.overrides, most=MOST_JOBS):
+        yield compose.compose(job)
 
 
-def _check_output(tree: DictConfig, directory: Path) -> None:
-    """Raises ConfigError when no folder can be made where the output shall go."""
-    key = "hydra.sweep.dir" if tree.hydra.mode == RunMode.MULTIRUN else "hydra.run.dir"
-    folder = directory / str(tree.hydra.sweep.dir if key == "hydra.sweep.dir" else tree.hydra.run.dir)
+def _check_output(key: str, folder: Path) -> None:
+    """Raises ConfigError when ``folder`` cannot be made. Nothing is left behind."""
     existing = folder
     while not existing.exists():
         existing = existing.parent

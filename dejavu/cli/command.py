@@ -15,7 +15,7 @@ import dejavu
 from dejavu.cli.arguments import is_query, read_arguments
 from dejavu.cli.check import check_command
 from dejavu.cli.completion import bash_script, check_request
-from dejavu.cli.composer import CONFIG_NAME, conf_location
+from dejavu.cli.composer import CONFIG_NAME, conf_location, prepare_hydra
 from dejavu.cli.interruption import Interruption
 from dejavu.cli.job import ExitCode, run_job, tell
 from dejavu.config import Config, check_paths, validate
@@ -48,14 +48,19 @@ def run_command(argv: Sequence[str], interruption: Interruption) -> int:
 
 def check_config(config: Config) -> None:
     """Raises ConfigError for a declaration that cannot be run, as far as that shows without a model or a process."""
+    # Imported when needed: help, completion and most mistakes are answered without them.
+    from dejavu.models.source import check as check_model
+    from dejavu.workflows.preparation import model_source
     from dejavu.workload import check as check_workload
 
     validate(config)
     check_paths(config)
+    check_model(model_source(config.model))
     check_workload(config.workload)
 
 
 def _run_hydra_jobs(args: argparse.Namespace, interruption: Interruption) -> int:
+    prepare_hydra()
     codes: list[ExitCode] = []
 
     def job(tree: DictConfig) -> None:

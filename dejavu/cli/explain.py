@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import yaml  # type: ignore[import-untyped]
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -22,6 +23,8 @@ def explain() -> Iterator[None]:
     """Errors of Hydra and OmegaConf leave as ConfigError of at most three lines."""
     try:
         yield
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{' '.join(str(error.problem_mark).split())}: is not YAML ({error.problem})") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explanation(error)) from error
 
@@ -68,7 +71,8 @@ def _cause(error: BaseException) -> OmegaConfBaseException | None:
 def _missing_option(error: MissingConfigException) -> str:
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
     source = _SOURCE.search(str(error))
-    place = f"in {source.group(1)}.yaml: " if source else ""
+    # Hydra blames the main file for an option that an experiment has put in its place.
+    place = f"in {source.group(1)}.yaml: " if source and source.group(1) != "config" else ""
     if group and error.options:
         return f"{place}{group}={option}: no such option\n{nearest(option, error.options)}"
     return place + shorten(str(error).replace(source.group(0), "").strip() if source else str(error))

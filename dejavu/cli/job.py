@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from dejavu import workflows
 from dejavu.cli.terminal import TOLD
 from dejavu.config import Config, load
 from dejavu.errors import ConfigError, DejavuError, InfeasibleError
@@ -56,7 +56,7 @@ def run_job(tree: DictConfig, check: Callable[[Config], None], *, interrupted: C
     try:
         config = load(tree, Path(hydra.runtime.cwd))
         check(config)
-        code = _workflow(config.workflow.name.value)(config, output)
+        code = workflows.entry(config.workflow.name.value)(config, output)
         return ExitCode.DONE if code is None else ExitCode(code)
     except KeyboardInterrupt:
         logger.info("interrupted", extra={TOLD: True})
@@ -68,12 +68,6 @@ def run_job(tree: DictConfig, check: Callable[[Config], None], *, interrupted: C
             logger.info("interrupted", exc_info=True, extra={TOLD: True})
             return ExitCode.INTERRUPTED
         return _failure(error, job, output / f"{hydra.job.name}.log")
-
-
-def _workflow(name: str) -> Callable[[Config, Path], int | None]:
-    """The function of the workflow's module. Imported now: it brings torch, which the checks must not wait for."""
-    run: Callable[[Config, Path], int | None] = importlib.import_module(f"dejavu.workflows.{name}").run
-    return run
 
 
 def _failure(error: Exception, job: str, log_path: Path) -> ExitCode:

@@ -6,7 +6,7 @@ Hydra's own answer to a misspelt key is the advice to add it with a plus; ours n
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -22,34 +22,41 @@ FREE_MAPPING = "transport.settings."
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
-    """Overrides of free mappings may add a key without saying so with a plus, which Hydra wants."""
-    return [f"++{text}" if text.startswith(FREE_MAPPING) else text for text in overrides]
+    """The overrides in Hydra's form.
+
+    A key of a free mapping gets the plus that Hydra wants for a new key; ``experiment=null``, which Hydra refuses
+    although it is the default, goes.
+    """
+    return [f"++{text}" if text.startswith(FREE_MAPPING) else text for text in overrides if text != "experiment=null"]
 
 
-def check_overrides(overrides: Sequence[str], tree: DictConfig, options: Mapping[str, Sequence[str]]) -> None:
-    """Every override names something that exists and has a value that fits.
+def check_overrides(
+    overrides: Sequence[str], default_tree: Callable[[], DictConfig], options: Mapping[str, Sequence[str]]
+) -> list[Override]:
+    """The overrides, parsed; every one names something that exists and has a value that fits.
 
     Args:
         overrides: as ``normalise`` leaves them; sweeps are checked value by value.
-        tree: the composed default declaration, with the ``hydra`` node, which shows Hydra's own keys.
+        default_tree: composes the default declaration with the ``hydra`` node; called where Hydra's keys are used.
         options: the options of every group.
 
     Raises:
         ConfigError: naming the override at fault and the nearest valid names.
     """
     schema = OmegaConf.structured(Config)
-    for text in overrides:
-        override = _parse(text, schema, options)
+    parsed = [_parse(text, schema, options) for text in overrides]
+    for override in parsed:
         key = override.key_or_group
         if not key:
-            raise ConfigError(f"{text}: expected group=option or group.key=value")
+            raise ConfigError(f"{override.input_line}: expected group=option or group.key=value")
         if key in options:
             _check_group(override, options[key])
         elif key == "hydra" or key.startswith(("hydra.", "hydra/")):
-            _check_key(override, tree, options)
+            _check_key(override, default_tree(), options)
         else:
             _check_key(override, schema, options)
             _check_value(override)
+    return parsed
 
 
 def _parse(text: str, schema: DictConfig, options: Mapping[str, Sequence[str]]) -> Override:
@@ -57,6 +64,8 @@ def _parse(text: str, schema: DictConfig, options: Mapping[str, Sequence[str]]) 
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
         key = text.lstrip("+~").split("=")[0]
+        if "=" not in text and key in _leaves(schema):
+            raise ConfigError(f"{text}: has no value; write {key}=VALUE") from error
         if "=" not in text:
             raise ConfigError(
                 f"{text}: expected group=option or group.key=value\n{_known(key, schema, options)}"
@@ -69,8 +78,8 @@ def _parse(text: str, schema: DictConfig, options: Mapping[str, Sequence[str]]) 
 
 def _known(key: str, schema: DictConfig, options: Mapping[str, Sequence[str]]) -> str:
     """A hint for a key of which nothing else is known."""
-    if OmegaConf.select(schema, key) is not None or key in options:
-        return f"for example {key}={options[key][0] if key in options else OmegaConf.select(schema, key)}"
+    if key in options:
+        return f"for example {key}={options[key][0]}"
     return nearest(key, [*_groups(options), *_leaves(schema)]) if "." in key else nearest(key, _groups(options))
 
 
@@ -84,8 +93,6 @@ def _check_group(override: Override, valid: Sequence[str]) -> None:
             f"write {group}=OPTION; valid: {', '.join(sorted(valid))}"
         )
     for option in _values(override):
-        if option is None and group == "experiment":
-            continue
         if not isinstance(option, str) or option not in valid:
             raise ConfigError(f"{group}={_shown(option)}: no such option\n{nearest(_shown(option), valid)}")
 

@@ -63,7 +63,7 @@ class Admission:
         self._free: list[list[int]] = [list(range(microbatch_rows)) for _ in range(num_microbatches)]
         self._rows: dict[RowId, Assigned] = {}
         self._assigned: deque[Assigned] = deque()
-        self._groups: dict[int, set[RowId]] = {}
+        self._missing: dict[int, set[RowId]] = {}
         self._arrived: dict[int, list[RowId]] = {}
         self._prompts_under_way: set[frozenset[RowId]] = set()
         self._next_row_id = 1
@@ -104,9 +104,9 @@ class Admission:
 
     def withdraw(self, row_id: RowId) -> None:
         """The row will not be admitted: its group no longer waits for it."""
-        microbatch = self._rows[row_id].slot.microbatch
-        if row_id in self._arrived.get(microbatch, ()):
-            self._arrived[microbatch].remove(row_id)
+        arrived = self._arrived.get(self._rows[row_id].slot.microbatch, [])
+        if row_id in arrived:
+            arrived.remove(row_id)
 
     def next_prompt(self) -> tuple[Assigned, ...]:
         """The rows of the next prompt microbatch, under way from now on; empty when there is none to run yet."""
@@ -129,15 +129,15 @@ class Admission:
         self._prompts_under_way.discard(frozenset(row_ids))
         if self._scheduling == "row":
             return tuple((self._rows[row_id],) for row_id in continuing)
-        waiting = set(continuing)
-        for row_id in row_ids:
-            microbatch = self._rows[row_id].slot.microbatch
-            self._groups[microbatch].discard(row_id)
-            if row_id in waiting:
-                self._arrived[microbatch].append(row_id)
-        complete = [microbatch for microbatch, missing in self._groups.items() if not missing]
+        done = set(row_ids)
+        # Not by the rows' slots: a row that failed before its first token came may have been given back already.
+        for missing in self._missing.values():
+            missing -= done
+        for row_id in continuing:
+            self._arrived[self._rows[row_id].slot.microbatch].append(row_id)
+        complete = [microbatch for microbatch, missing in self._missing.items() if not missing]
         for microbatch in complete:
-            del self._groups[microbatch]
+            del self._missing[microbatch]
         groups = (tuple(self._rows[row_id] for row_id in self._arrived.pop(microbatch)) for microbatch in complete)
         return tuple(group for group in groups if group)
 
@@ -160,12 +160,12 @@ class Admission:
         self._assigned.extend(taken)
         if self._scheduling == "microbatch" and taken:
             microbatch = taken[0].slot.microbatch
-            self._groups[microbatch] = {row.row_id for row in taken}
+            self._missing[microbatch] = {row.row_id for row in taken}
             self._arrived[microbatch] = []
 
     def _microbatch_slots(self) -> list[Slot]:
         for microbatch, free in enumerate(self._free):
-            if len(free) == self._microbatch_rows and microbatch not in self._groups:
+            if len(free) == self._microbatch_rows and microbatch not in self._missing:
                 return [Slot(microbatch=microbatch, row_index=row) for row in free]
         return []
 

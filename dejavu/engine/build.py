@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -19,6 +20,7 @@ from dejavu.engine.landing import Landing
 from dejavu.engine.mailbox import Mailbox, RowsSpoilt
 from dejavu.engine.meter import Meter
 from dejavu.engine.peers import Peers
+from dejavu.errors import ConfigError
 from dejavu.ids import WorkerName
 from dejavu.kv.device import copier_for
 from dejavu.kv.inbox import KvInbox
@@ -27,6 +29,7 @@ from dejavu.kv.route import Holding
 from dejavu.kv.staging import StagingRing
 from dejavu.kv.stream import StreamSetup
 from dejavu.kv.streamer import Streamer
+from dejavu.models.spec import describe
 from dejavu.models.stage import StageModel
 from dejavu.report.spans import SpanRecorder
 
@@ -63,6 +66,7 @@ class LoadedStage:
 def load_stage(plan: Plan, place: Place, recorder: SpanRecorder) -> LoadedStage:
     """The stage's own tensors and its pool are in memory. Raises ConfigError for weights that do not fit the plan."""
     torch.set_num_threads(plan.threads_per_worker)
+    _check_model(plan)
     layers = place.stage.layers
     with recorder.span("load", "load", first_layer=layers.start, stop_layer=layers.stop):
         model = StageModel.load(plan.model, layers, plan.device)
@@ -120,6 +124,16 @@ def build_stage(
         streamer=streamer,
     )
     return BuiltStage(engine=engine, streamer=streamer, landing=Landing(mailbox, inbox))
+
+
+def _check_model(plan: Plan) -> None:
+    """This machine's copy of the model is the plan's. Raises ConfigError with both hashes."""
+    here = describe(Path(plan.model.folder), plan.model.dtype, plan.model.max_length)
+    if here.model_hash != plan.model.model_hash:
+        raise ConfigError(
+            f"the model in {plan.model.folder} is not the plan's: "
+            f"its hash is {here.model_hash} here and {plan.model.model_hash} in the plan"
+        )
 
 
 def _ring(place: Place) -> Ring:

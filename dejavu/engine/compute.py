@@ -15,6 +15,7 @@ from torch import Tensor
 from dejavu.control.plan import Place
 from dejavu.control.ring import StepRow
 from dejavu.engine.messages import PromptRow
+from dejavu.kv.flush import bytes_tensor
 from dejavu.kv.pool import KvPool
 from dejavu.kv.writers import PromptWriter, StepWriter, StreamingWriter
 from dejavu.models.sampling import sample
@@ -107,9 +108,8 @@ class StageCompute:
 
 
 def tensor_of(payload: Buffer, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The payload's bytes as a tensor of ``shape`` (one -1 allowed); on a CPU without a copy."""
-    flat = torch.frombuffer(payload, dtype=dtype)
-    return flat.reshape(list(shape)).to(device)
+    """The payload's bytes as a tensor of ``shape`` (one -1 allowed); on a CPU without a copy unless they are read-only."""
+    return bytes_tensor(payload).view(dtype).reshape(list(shape)).to(device)
 
 
 def buffer_of(tensor: Tensor) -> Buffer:

@@ -18,7 +18,7 @@ from dejavu.engine.compute import LayerHook, StageCompute, buffer_of, prompt_ids
 from dejavu.engine.host import CONTROLLER, Host
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.mailbox import Event, PeerLost, Received, RowsLanded, RowsSpoilt, Wake
-from dejavu.errors import Fatal
+from dejavu.errors import Fatal, Retryable
 from dejavu.ids import Epoch, RowId
 from dejavu.kv.streamer import Streamer
 from dejavu.transport.base import Buffer
@@ -26,6 +26,8 @@ from dejavu.transport.base import Buffer
 logger = logging.getLogger(__name__)
 
 _IDLE_S = 0.5
+_LOST_GRACE_S = 3.0
+"""How long a peer's link may be gone before ``Stop`` comes: at a clean end, workers part in any order."""
 _WORK = (m.RunPrompt, m.PromptActivations, m.StepActivations)
 
 
@@ -57,13 +59,16 @@ class Engine:
         self._work: deque[Received] = deque()
         self._is_stopped = False
         self._checked_s = 0.0
+        self._lost: tuple[float, str] | None = None
 
     def run(self) -> None:
-        """The controller has said ``Stop``. Raises Fatal when the controller is gone."""
+        """The controller has said ``Stop``. Raises Fatal when the controller is gone, or a peer's link stays gone."""
         while not self._is_stopped:
             event = self._host.mailbox.take(0.0)
+            if event is None:
+                # Also while there is work: other rows' steps must not keep a row that lost its KV waiting for ever.
+                self._check()
             if event is None and not self._work_once():
-                self._check_overdue()
                 with self._host.meter.waiting():
                     event = self._host.mailbox.take(_IDLE_S)
             if event is not None:
@@ -80,7 +85,7 @@ class Engine:
             case RowsLanded():
                 self._take_landed(event.row_ids)
             case RowsSpoilt():
-                self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=event.row_ids, reason=event.reason))
+                self._spoilt(event)
             case PeerLost():
                 self._peer_lost(event)
             case Wake():
@@ -136,8 +141,8 @@ class Engine:
         assert isinstance(message, m.RunPrompt | m.PromptActivations)
         try:
             self._prompt(message, payload)
-        except (RuntimeError, ValueError, IndexError) as error:
-            # A prompt that cannot be computed (memory, a bad id) costs its own rows, not the stage.
+        except (RuntimeError, ValueError, IndexError, Retryable) as error:
+            # A prompt that cannot be computed (memory, a bad id) or streamed costs its own rows, not the stage.
             logger.exception("prompt microbatch failed")
             row_ids = tuple(row.row_id for row in message.rows)
             self._host.tell(
@@ -206,21 +211,33 @@ class Engine:
                 self._host.first_worker, m.RowReady(epoch=self._epoch, row_ids=ready, stage=self._stage)
             )
 
-    def _check_overdue(self) -> None:
+    def _spoilt(self, event: RowsSpoilt) -> None:
+        row_ids = event.row_ids if self._landed is None else self._landed.unproven(event.row_ids)
+        if row_ids:
+            self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=row_ids, reason=event.reason))
+
+    def _check(self) -> None:
         now_s = self._host.clock.monotonic()
-        if self._ring is None or now_s - self._checked_s < _IDLE_S:
+        if now_s - self._checked_s < _IDLE_S:
             return
         self._checked_s = now_s
-        overdue = self._ring.overdue(now_s - self._host.plan.timeout_s)
+        if self._lost is not None and now_s - self._lost[0] > _LOST_GRACE_S:
+            raise Fatal(self._lost[1])
+        if self._ring is not None:
+            self._check_overdue(self._ring, now_s)
+
+    def _check_overdue(self, ring: Ring, now_s: float) -> None:
+        overdue = ring.overdue(now_s - self._host.plan.timeout_s)
         if overdue:
             reason = f"KV was not complete {self._host.plan.timeout_s:g} s after the first token"
-            self._ring.release(overdue)
+            ring.release(overdue)
             self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=overdue, reason=reason))
 
     def _peer_lost(self, event: PeerLost) -> None:
         if event.peer == CONTROLLER:
             raise Fatal(f"the controller is gone: {event.reason}")
         logger.warning("peer %s is gone: %s", event.peer, event.reason)
+        self._lost = self._lost or (self._host.clock.monotonic(), f"the link with {event.peer} is gone: {event.reason}")
 
     def _layer_hook(self, rows: tuple[m.PromptRow, ...]) -> LayerHook | None:
         streamer = self._streamer

@@ -25,6 +25,7 @@ class LandedRows:
         self._microbatch_rows = microbatch_rows
         self._recorder = recorder
         self._places: dict[RowId, int] = {}
+        self._taken: set[RowId] = set()
 
     def expect(self, rows: Sequence[PromptRow]) -> tuple[RowId, ...]:
         """The rows' places are known. Returns those whose KV had already landed whole."""
@@ -42,14 +43,22 @@ class LandedRows:
             if place is None:
                 continue
             with self._recorder.span("stream_in", "stream", row=int(row_id)):
-                stream_in(self._inbox.take(row_id), self._pool, place)
+                landed = self._inbox.take(row_id)
+                stream_in(landed, self._pool, place)
+                self._inbox.recycle(landed)
             taken.append(row_id)
+        self._taken.update(taken)
         return tuple(taken)
+
+    def unproven(self, row_ids: Iterable[RowId]) -> tuple[RowId, ...]:
+        """Those of the rows whose KV is not in the pool: a bad chunk that comes after it does a row no harm."""
+        return tuple(row_id for row_id in row_ids if row_id not in self._taken)
 
     def release(self, row_ids: Iterable[RowId]) -> None:
         """The rows are forgotten; chunks of theirs that come later are dropped and counted."""
         for row_id in row_ids:
             self._places.pop(row_id, None)
+            self._taken.discard(row_id)
             self._inbox.release(row_id)
 
     def counts(self) -> dict[str, int]:

@@ -51,7 +51,7 @@ class StreamSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """What ``stream_out`` has sent: a future, a count of chunks and bytes for each message."""
+    """What ``stream_out`` has handed over: a future for each message, and the chunks and payload bytes of all."""
 
     sends: tuple[Future[None], ...]
     num_chunks: int

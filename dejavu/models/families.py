@@ -1,6 +1,6 @@
 """The supported model families: where transformers keeps the parts of each, and how its layers are called.
 
-This file, ``stage.py``, ``stage_parts.py`` and ``attention.py`` are the only ones that know transformers' internals (5.24).
+Only this file, ``stage.py``, ``stage_parts.py`` and ``attention.py`` know transformers' internals (5.24).
 """
 
 from __future__ import annotations

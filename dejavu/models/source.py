@@ -13,7 +13,7 @@ from pathlib import Path
 from dejavu.errors import ConfigError, nearest
 from dejavu.models.checkpoint import weight_files
 from dejavu.models.families import FAMILIES, family_of
-from dejavu.models.gguf_convert import Progress
+from dejavu.models.made_folder import Progress
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

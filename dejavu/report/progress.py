@@ -29,6 +29,9 @@ class Progress(Protocol):
     def requests(self, ended: int, submitted: int, num_tokens: int, num_failed: int = 0) -> None:
         """``ended`` of ``submitted`` requests are over (``num_failed`` of them failed), ``num_tokens`` generated."""
 
+    def note(self, text: str) -> None:
+        """A person sees ``text`` as a line that stays, among the phases that have ended."""
+
     def close(self) -> None:
         """Nothing more is shown. Idempotent."""
 
@@ -40,6 +43,9 @@ class SilentProgress:
         """Nothing is shown."""
 
     def requests(self, ended: int, submitted: int, num_tokens: int, num_failed: int = 0) -> None:
+        """Nothing is shown."""
+
+    def note(self, text: str) -> None:
         """Nothing is shown."""
 
     def close(self) -> None:
@@ -93,6 +99,12 @@ class RichProgress:
                 amount += f", {num_failed:,} failed"
             self._display.show("requests", ended, submitted, amount)
 
+    def note(self, text: str) -> None:
+        """``text`` is a line above the bars."""
+        with self._lock:
+            if not self._is_closed:
+                self._display.note(text)
+
     def close(self) -> None:
         """The last state stays on the terminal, the cursor and the loggers are as before. Idempotent."""
         with self._lock:
@@ -143,6 +155,10 @@ class _Bars:
             self._bars.remove_task(task)
         self._bars.console.print(f"{printable(description)}: {amount}", style="dim", markup=False, highlight=False)
 
+    def note(self, text: str) -> None:
+        """The line stands above the bars."""
+        self._bars.console.print(printable(text), style="dim", markup=False, highlight=False)
+
     def close(self) -> None:
         """The bars stand still and the log handlers write where they wrote before."""
         if self._is_started:
@@ -182,6 +198,10 @@ class _Lines:
         """The end of a phase is printed."""
         self._pending = f"{printable(description)}: {amount}"
         self._print()
+
+    def note(self, text: str) -> None:
+        """The line is printed."""
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """The last state was printed."""

@@ -39,7 +39,7 @@ class ClusterLinks:
     def ask(
         self, message: m.AnyMessage, workers: Iterable[str], answer: type[m.Message], *, timeout_s: float
     ) -> dict[str, Received]:
-        """Each worker's answer by name; the caller releases them. Other events that come meanwhile are dropped.
+        """Each worker's answer by name; the caller releases them. Other events that come meanwhile come again afterwards.
 
         Raises DejavuError when one is lost or silent: what did answer is not enough to go on.
         """
@@ -47,6 +47,7 @@ class ClusterLinks:
         for worker in missing:
             self._peers.tell(worker, message)
         answers: dict[str, Received] = {}
+        others: list[Event] = []
         deadline_s = self.clock.monotonic() + timeout_s
         while missing:
             left_s = deadline_s - self.clock.monotonic()
@@ -55,12 +56,14 @@ class ClusterLinks:
                 name = event.inbound.hello.name
                 answers[name] = event
                 missing.discard(name)
-            elif isinstance(event, Received):
-                event.inbound.release()
             elif isinstance(event, PeerLost) and event.peer in missing:
                 raise DejavuError(f"{event.peer} is gone and cannot answer: {event.reason}")
+            elif event is not None:
+                others.append(event)
             if missing and left_s <= 0:
                 raise DejavuError(f"no answer from {', '.join(sorted(missing))} in {timeout_s:g} s")
+        for event in others:
+            self.mailbox.post(event)
         return answers
 
     def stop_workers(self) -> None:

@@ -148,8 +148,10 @@ class Controller:
 
     def _first_tokens(self, message: m.PromptTokens) -> None:
         self._next_tokens(message.row_ids, message.tokens)
-        continuing = [row_id for row_id in message.row_ids if row_id in self._rows]
-        for group in self._admission.prompt_done(message.row_ids, continuing):
+        self._prompt_done(message.row_ids, [row_id for row_id in message.row_ids if row_id in self._rows])
+
+    def _prompt_done(self, row_ids: Sequence[RowId], continuing: Sequence[RowId]) -> None:
+        for group in self._admission.prompt_done(row_ids, continuing):
             rows = tuple(self._admitted(row) for row in group)
             self._links.token_first(m.AdmitRows(epoch=self._plan.epoch, rows=rows))
 
@@ -183,9 +185,14 @@ class Controller:
         self._release(released)
 
     def _rows_failed(self, message: m.RowsFailed) -> None:
-        known = [row_id for row_id in message.row_ids if row_id in self._rows]
+        # A row that stage 0 has given back ended properly, and its last token is still on the way.
+        known = [
+            row_id
+            for row_id in message.row_ids
+            if row_id in self._rows and self._admission.assigned(row_id) is not None
+        ]
         if message.while_prompt:
-            self._admission.prompt_done(message.row_ids, ())
+            self._prompt_done(message.row_ids, ())
         for row_id in known:
             tracked = self._rows[row_id]
             if tracked.attempt < _MOST_ATTEMPTS:

@@ -50,8 +50,9 @@ class StoreClient:
     def put_if(self, key: str, value: bytes, mod_revision: int, *, lease_id: int = 0) -> bool:
         """True when the key was still at ``mod_revision`` (0: absent) and now has the value; else False, unchanged.
 
-        ``lease_id`` is the lease that the key lives on; 0: none. When the answer to a first try was lost and the value is found in place, that counts as written by us, so
-        writers that compete must write different values (name themselves or their epoch in it).
+        ``lease_id`` is the lease that the key lives on; 0: none. When the answer to a first try was lost and the value
+        is found in place, that counts as written by us, so writers that compete must write different values (name
+        themselves or their epoch in it).
         """
         tried = False
 

@@ -15,10 +15,9 @@ import time
 import uuid
 from pathlib import Path
 
-from dejavu.errors import Fatal
+from dejavu.errors import DejavuError, Fatal
 from dejavu.store import tether
 from dejavu.store.connection import Connection
-from dejavu.store.faults import StoreUnavailable
 from dejavu.store.spec import StoreSpec
 
 logger = logging.getLogger(__name__)
@@ -113,8 +112,8 @@ class EmbeddedEtcd:
                     answer = connection.call(connection.members.MemberList, request, 1.0)
                     if [member.name for member in answer.members] == [self._name]:
                         return True
-                except StoreUnavailable:
-                    pass
+                except DejavuError as error:
+                    logger.debug("etcd is not ready yet: %s", error)
                 self._stopping.wait(_PROBE_PAUSE_S)
             return False
         finally:

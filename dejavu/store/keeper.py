@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 # How soon a continued owner gets its refresh: well inside the third of a TTL that is left to it at least.
 _STOPPED_POLL_S = 0.1
+_OWNER_CHECK_PERIOD_S = 1.0
 _FIRST_BACK_OFF_S = 0.05
 _LONGEST_BACK_OFF_S = 0.5
 _READ_BYTES = 1 << 16
@@ -47,9 +48,10 @@ class Sidecar:
         self._troubled = False
 
     def run(self) -> None:
-        """The owner has closed its end of the pipe, and the lease is revoked as far as etcd could be reached."""
+        """The owner has closed its end of the pipe or is dead, and the lease is revoked if etcd could be reached."""
         wait_s = 0.0
-        while self._take_input(wait_s):
+        # The second question is for an owner that has forked: its child then holds the pipe open as well.
+        while self._take_input(wait_s) and os.getppid() == self._owner_pid:
             if is_stopped(self._owner_pid):
                 wait_s = _STOPPED_POLL_S
                 continue
@@ -61,12 +63,13 @@ class Sidecar:
             else:
                 self._back_off_s = 0.0
                 self._troubled = False
-                wait_s = max(0.0, self._due_s - time.monotonic())
+                wait_s = min(max(0.0, self._due_s - time.monotonic()), _OWNER_CHECK_PERIOD_S)
         if self._lease_id is not None:
             try:
                 self._calls.revoke(self._lease_id)
             except DejavuError as error:
-                logger.warning("the lease is left to run out: %s", error)
+                # Often etcd ended together with the owner.
+                logger.info("the lease is left to run out: %s", error)
         self._calls.close()
 
     def _step(self, now_s: float) -> None:

@@ -65,6 +65,8 @@ class LeaseCalls:
 
         Raises LeaseGone.
         """
+        if not entries:
+            return ()
         names = tuple(entries)
 
         def operation(connection: Connection, timeout_s: float) -> tuple[str, ...]:

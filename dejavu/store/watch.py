@@ -142,11 +142,12 @@ class PrefixWatch:
         return {entry.key: entry for entry in past.entries} == self._known
 
     def _cancelled(self, response: Any, connection: Connection) -> None:
-        """The watch will start from a listing. Raises StoreUnavailable unless etcd gave compaction as its reason."""
-        self._revision = None
-        if not response.compact_revision:
-            reason = response.cancel_reason or "no reason given"
-            raise StoreUnavailable(f"etcd at {connection.endpoint} cancelled the watch of {self._prefix}: {reason}")
+        """After a compaction the watch will start from a listing. Raises StoreUnavailable for any other reason."""
+        if response.compact_revision:
+            self._revision = None
+            return
+        reason = response.cancel_reason or "no reason given"
+        raise StoreUnavailable(f"etcd at {connection.endpoint} cancelled the watch of {self._prefix}: {reason}")
 
     def _recovered(self, connection: Connection) -> None:
         if self._failures:

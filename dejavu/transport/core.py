@@ -52,8 +52,8 @@ class Core(Protocol):
     def name(self) -> str:
         """For logs, e.g. ``ucxx``."""
 
-    def submit(self, job: Job) -> None:
-        """Runs the job on the core's thread, soon and in order. Any thread; dropped after ``stop``."""
+    def submit(self, job: Job) -> bool:
+        """Runs the job on the core's thread, soon and in order. Any thread; False and nothing after ``stop``."""
 
     def call(self, job: Callable[[], Result], timeout_s: float) -> Result:
         """Runs the job on the core's thread and returns its result. Any thread; raises TimeoutError."""

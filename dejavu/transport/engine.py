@@ -82,13 +82,14 @@ class LinkTransport:
 
     def connect(self, address: str, hello: Hello, *, peer: str, timeout_s: float = 10.0) -> OutboundLink:
         """See ``Transport.connect``."""
-        self._check_usable()
+        self._check_process()
         if self._core.on_own_thread():
             raise RuntimeError("Transport.connect waits for the peer, which the transport's own thread must not")
         deadline_s = time.monotonic() + timeout_s
         host, port = _resolve(address, peer)
         pause_s = _FIRST_PAUSE_S
         while True:
+            self._check_usable()
             link = self._link(host, port, hello, peer=peer, address=address)
             try:
                 return self._opened(link, deadline_s - time.monotonic())
@@ -106,7 +107,6 @@ class LinkTransport:
         self._check_process()
         if self._closed:
             return
-        self._closed = True
         links = self._core.call(self._begin_close, timeout_s)
         wait([link.ended for link in links], timeout_s)
         for link in links:
@@ -129,14 +129,18 @@ class LinkTransport:
         )
 
     def _opened(self, link: OutboundLink, timeout_s: float) -> OutboundLink:
-        self._core.submit(lambda: link.start(timeout_s))
+        if not self._core.submit(lambda: self._start(link, timeout_s)):
+            raise RuntimeError("the transport is closed")
         link.opened.result()
-        self._core.submit(lambda: self._remember(link))
         return link
 
-    def _remember(self, link: OutboundLink) -> None:
+    def _start(self, link: OutboundLink, timeout_s: float) -> None:
         self._outbound = [known for known in self._outbound if known.alive]
         self._outbound.append(link)
+        if self._closed:
+            link.abort()
+            return
+        link.start(timeout_s)
 
     def _accept(self, endpoint: CoreEndpoint, terms: ListenerTerms) -> None:
         link = InboundLink(self._core, endpoint, self._pool, terms, ended=self._inbound_ended)
@@ -147,6 +151,7 @@ class LinkTransport:
         self._inbound.remove(link)
 
     def _begin_close(self) -> tuple[OutboundLink, ...]:
+        self._closed = True
         links = tuple(link for link in self._outbound if link.alive)
         for link in links:
             link.begin_close()

@@ -48,6 +48,7 @@ class JobLoop:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._poller: Poller | None = None
         self._running = True
+        self._submit_lock = threading.Lock()
         self._stop_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -67,20 +68,23 @@ class JobLoop:
         """True when called by a job."""
         return threading.current_thread() is self._thread
 
-    def submit(self, job: Job) -> None:
-        """The job runs soon, after those submitted before. Any thread."""
-        if not self._running:
-            return
-        self._jobs.append(job)
-        if not self.on_own_thread():
-            self._wake()
+    def submit(self, job: Job) -> bool:
+        """The job runs soon, after those submitted before. Any thread; False, and no run, once the loop is stopped."""
+        with self._submit_lock:
+            if not self._running:
+                return False
+            self._jobs.append(job)
+            if not self.on_own_thread():
+                self._wake()
+        return True
 
     def call(self, job: Callable[[], Result], timeout_s: float) -> Result:
         """Returns what the job returned or raises what it raised; TimeoutError when it does not run in time."""
         if self.on_own_thread():
             return job()
         future: Future[Result] = Future()
-        self.submit(lambda: _settle(future, job))
+        if not self.submit(lambda: _settle(future, job)):
+            raise TimeoutError("the transport's thread has ended")
         try:
             return future.result(timeout_s)
         except FutureTimeout as error:  # Not the built-in class before Python 3.11.
@@ -97,8 +101,9 @@ class JobLoop:
         with self._stop_lock:
             if not self._running:
                 return
-            self._running = False
-            self._wake()
+            with self._submit_lock:
+                self._running = False
+                self._wake()
             self._thread.join()
             self._selector.close()
             self._wake_reader.close()
@@ -109,8 +114,6 @@ class JobLoop:
             self._wake_writer.send(b"\0")
         except BlockingIOError:
             pass  # The pipe is full of wake-ups, so the loop wakes anyway.
-        except OSError:
-            logger.debug("job submitted to a loop that has just stopped")
 
     def _run(self) -> None:
         while self._running:
@@ -120,6 +123,7 @@ class JobLoop:
                 busy |= self._guarded(self._poller.poll)
             if not busy:
                 self._sleep()
+        self._run_jobs()  # Whatever was accepted before the end is done.
 
     def _run_jobs(self) -> bool:
         count = len(self._jobs)

@@ -157,9 +157,9 @@ class LocalCore:
         self._loop = JobLoop("local-transport")
         self._loop.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> bool:
         """See ``Core.submit``."""
-        self._loop.submit(job)
+        return self._loop.submit(job)
 
     def call(self, job: Callable[[], Result], timeout_s: float) -> Result:
         """See ``Core.call``."""

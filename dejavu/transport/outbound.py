@@ -14,7 +14,6 @@ from dejavu.transport.core import Cancel, Core, CoreEndpoint, CoreError
 from dejavu.transport.credits import CreditLimit, SenderCredits
 from dejavu.transport.frame_reader import FrameReader
 from dejavu.transport.frames import (
-    FRAME_BYTES,
     FRAME_TAG,
     Accept,
     Challenge,
@@ -22,17 +21,14 @@ from dejavu.transport.frames import (
     Closed,
     Credit,
     Frame,
-    Head,
-    Long,
     Refuse,
     Want,
     encode,
 )
-from dejavu.transport.outgoing import Outgoing
+from dejavu.transport.outgoing import Outgoing, TagCounter
 from dejavu.transport.proof import ConnectorHandshake, HandshakeError
 
 logger = logging.getLogger(__name__)
-_LAST_TAG = 2**32 - 1
 
 
 class OutboundLink:
@@ -59,7 +55,7 @@ class OutboundLink:
         self._credits: SenderCredits | None = None
         self._queued: deque[Outgoing] = deque()
         self._posted: dict[int, Outgoing] = {}
-        self._next_tag = FRAME_TAG + 1
+        self._tags = TagCounter()
         self._wants_credit = False
         self._failure: TransportError | None = None
         self._phase = "connect"
@@ -93,10 +89,8 @@ class OutboundLink:
         """See ``Link.send``. Raises ValueError for a header that is too large or memory with gaps."""
         self._check_process()
         message = Outgoing(header, payload, timeout_s=timeout_s)
-        if self._failure is not None:
-            message.future.set_exception(self._error(f"the link is gone: {self._failure}", phase="send"))
-        else:
-            self._core.submit(lambda: self._enqueue(message))
+        if self._failure is not None or not self._core.submit(lambda: self._enqueue(message)):
+            message.future.set_exception(self._gone())
         return message.future
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -123,9 +117,13 @@ class OutboundLink:
 
     def begin_close(self) -> None:
         """Nothing more is taken; everything queued goes out, then the link ends. On the core's thread."""
-        if self._failure is None and self._phase != "close":
-            self._phase = "close"
-            self._pump()
+        if self._failure is not None or self._phase == "close":
+            return
+        if self._credits is None:
+            self._fail("the transport was closed")
+            return
+        self._phase = "close"
+        self._pump()
 
     def _endpoint_opened(self, failure: CoreError | None) -> None:
         if self._failure is not None:
@@ -176,7 +174,7 @@ class OutboundLink:
 
     def _enqueue(self, message: Outgoing) -> None:
         if self._failure is not None or self._phase == "close":
-            message.future.set_exception(self._error(f"the link is gone: {self._failure or 'closing'}", phase="send"))
+            message.future.set_exception(self._gone())
             return
         self._queued.append(message)
         self._watch(message.deadline_s)
@@ -202,26 +200,10 @@ class OutboundLink:
 
     def _post(self, message: Outgoing) -> None:
         self._posted[id(message)] = message
-        tags = self._take_tags(len(message.pieces))
-        piece_bytes = tuple(piece.nbytes for piece in message.pieces)
-        frame = encode(Head(message.header, message.inline, piece_bytes, tags.start))
-        transfers: list[tuple[int, Buffer]] = []
-        if len(frame) > FRAME_BYTES:
-            tag = self._take_tags(1).start
-            transfers.append((tag, memoryview(frame)))
-            frame = encode(Long(len(frame), tag))
-        transfers.insert(0, (FRAME_TAG, memoryview(frame)))
-        transfers.extend(zip(tags, message.pieces, strict=True))
+        transfers = message.transfers(self._tags)
         message.operations_left = len(transfers)
         for tag, buffer in transfers:
             self._endpoint.send(tag, buffer, lambda failure: self._sent(message, failure))
-
-    def _take_tags(self, count: int) -> range:
-        if self._next_tag + count > _LAST_TAG:
-            self._next_tag = FRAME_TAG + 1
-        first = self._next_tag
-        self._next_tag += count
-        return range(first, first + count)
 
     def _sent(self, message: Outgoing, failure: CoreError | None) -> None:
         if failure is not None:
@@ -239,6 +221,8 @@ class OutboundLink:
             self._fail(str(failure))
 
     def _abort(self, reason: str, *, phase: str) -> None:
+        if self._failure is not None:
+            return
         error = self._error(reason, phase=phase)
         self._core.call(lambda: self._end(error), timeout_s=30.0)
 
@@ -269,6 +253,9 @@ class OutboundLink:
 
     def _pending(self) -> tuple[Outgoing, ...]:
         return (*self._posted.values(), *self._queued)
+
+    def _gone(self) -> TransportError:
+        return self._error(f"the link is gone: {self._failure or 'it is being closed'}", phase="send")
 
     def _error(self, reason: str, *, phase: str) -> TransportError:
         return TransportError(reason, peer=self._peer, address=self._address, phase=phase)

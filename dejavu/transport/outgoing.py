@@ -1,4 +1,4 @@
-"""One message on its way out: its bytes, its deadline, its future."""
+"""One message on its way out: its bytes, its deadline, its future, and the transfers that it takes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,25 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from dejavu.transport.base import MAX_HEADER_BYTES, Buffer
-from dejavu.transport.frames import INLINE_BYTES
+from dejavu.transport.frames import FRAME_BYTES, FRAME_TAG, INLINE_BYTES, Head, Long, encode
 from dejavu.transport.pieces import as_bytes, pieces_of
+
+_LAST_TAG = 2**32 - 1
+
+
+class TagCounter:
+    """Tags for a link's transfers; they come again only after four thousand million others."""
+
+    def __init__(self) -> None:
+        self._next = FRAME_TAG + 1
+
+    def take(self, count: int) -> range:
+        """That many tags in a row."""
+        if self._next + count > _LAST_TAG:
+            self._next = FRAME_TAG + 1
+        first = self._next
+        self._next += count
+        return range(first, first + count)
 
 
 class Outgoing:
@@ -30,3 +47,15 @@ class Outgoing:
         self.operations_left = 0
         self.future: Future[None] = Future()
         self.future.set_running_or_notify_cancel()
+
+    def transfers(self, tags: TagCounter) -> list[tuple[int, Buffer]]:
+        """What to send, in order and under which tag: the frame first, then what did not fit into it."""
+        piece_tags = tags.take(len(self.pieces))
+        piece_bytes = tuple(piece.nbytes for piece in self.pieces)
+        frame = encode(Head(self.header, self.inline, piece_bytes, piece_tags.start))
+        pieces = list(zip(piece_tags, self.pieces, strict=True))
+        if len(frame) <= FRAME_BYTES:
+            return [(FRAME_TAG, memoryview(frame)), *pieces]
+        long_tag = tags.take(1).start
+        announcement = encode(Long(len(frame), long_tag))
+        return [(FRAME_TAG, memoryview(announcement)), (long_tag, memoryview(frame)), *pieces]

@@ -96,10 +96,13 @@ class UcpCore:
         self._thread = threading.Thread(target=self._loop.run_forever, name="ucx", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> bool:
         """See ``Core.submit``."""
-        if not self._loop.is_closed():
+        try:
             self._loop.call_soon_threadsafe(job)
+        except RuntimeError:
+            return False  # asyncio's way to say that the loop is closed.
+        return True
 
     def call(self, job: Callable[[], Result], timeout_s: float) -> Result:
         """See ``Core.call``."""

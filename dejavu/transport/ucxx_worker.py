@@ -22,6 +22,7 @@ from ucxx.exceptions import UCXError
 
 from dejavu.transport.base import Buffer
 from dejavu.transport.core import Cancel, CoreEndpoint, CoreError, Done, Job, Result
+from dejavu.transport.descriptor_limit import require_descriptors
 from dejavu.transport.job_loop import JobLoop
 from dejavu.transport.ucx_lanes import endpoint_lanes
 
@@ -47,7 +48,7 @@ class UcxxEndpoint:
 
     def __init__(self, core: UcxxCore, create: Callable[[], Any]) -> None:
         self._core = core
-        self._create = create
+        self._create: Callable[[], Any] | None = create
         self._ucx: Any = None
         self._closed: Callable[[str], None] = _ignore
         self._aborted = False
@@ -64,11 +65,15 @@ class UcxxEndpoint:
 
     def open(self, opened: Done, closed: Callable[[str], None]) -> None:
         """Connects, and swaps tag spaces over the stream: tags are matched per worker, so each side names its own."""
+        assert self._create is not None, "an endpoint is opened once"
+        # Forgotten once used: it refers to the listener, whose port is free when nothing does.
+        create, self._create = self._create, None
         self._closed = closed
         try:
-            self._ucx = self._create()
-        except UCXError as error:
-            failure = _core_error(error)
+            require_descriptors()
+            self._ucx = create()
+        except (UCXError, CoreError) as error:
+            failure = error if isinstance(error, CoreError) else _core_error(error)
             self._core.submit(lambda: opened(failure))
             return
         self._ucx.set_close_callback(self._core.submit, (self._ended,))
@@ -97,6 +102,7 @@ class UcxxEndpoint:
         if self._aborted:
             return
         self._aborted = True
+        self._create = None
         self._closed = _ignore
         self._core.release_tag_space(self._receive_space)
         if self._ucx is not None:
@@ -145,9 +151,9 @@ class UcxxCore:
         self._loop.start()
         self._loop.call(self._open, _START_TIMEOUT_S)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> bool:
         """See ``Core.submit``."""
-        self._loop.submit(job)
+        return self._loop.submit(job)
 
     def call(self, job: Callable[[], Result], timeout_s: float) -> Result:
         """See ``Core.call``."""

@@ -8,7 +8,7 @@ import platform
 import secrets
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from dejavu.transport.base import Hello, Transport
 from dejavu.transport.factory import make_transport
 from operators.board import StoreBoard
 from operators.loop import ClusterOperator
-from operators.processes import ProcessLauncher
+from operators.processes import WORKER_COMMAND, ProcessLauncher
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +65,18 @@ class RunningCluster:
 
 
 @contextmanager
-def running_cluster(config: Config, plan: Plan, output: Path, progress: Progress) -> Iterator[RunningCluster]:
+def running_cluster(
+    config: Config, plan: Plan, output: Path, progress: Progress, *, worker_command: Sequence[str] = WORKER_COMMAND
+) -> Iterator[RunningCluster]:
     """Every worker of the plan serves and is linked to the controller; at the end no process, lease, key or port is left.
 
     Raises DejavuError when a worker dies or cannot start, with the end of its log.
     """
     with ExitStack() as stack:
         store = stack.enter_context(_store(config.store, output))
-        yield stack.enter_context(_on_store(config, plan, output, progress, store))
+        endpoints = ",".join(store.endpoints)
+        progress.note(f"store: {endpoints} (etcdctl --endpoints={endpoints} get --prefix {Keys(config.cluster.name).prefix})")
+        yield stack.enter_context(_on_store(config, plan, output, progress, store, worker_command))
 
 
 @contextmanager
@@ -99,7 +103,7 @@ def _store(config: StoreConfig, output: Path) -> Iterator[StoreSpec]:
 
 @contextmanager
 def _on_store(
-    config: Config, plan: Plan, output: Path, progress: Progress, store: StoreSpec
+    config: Config, plan: Plan, output: Path, progress: Progress, store: StoreSpec, worker_command: Sequence[str]
 ) -> Iterator[RunningCluster]:
     keys, clock, secret = Keys(config.cluster.name), SystemClock(), secrets.token_hex(16)
     failure = Failure()
@@ -130,6 +134,7 @@ def _on_store(
             output / "workers",
             num_threads=plan.threads_per_worker,
             on_exit=wake,
+            command=worker_command,
         )
 
         def failed(reason: str, worker: WorkerName | None) -> None:

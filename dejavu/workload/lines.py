@@ -13,7 +13,7 @@ from dejavu.errors import ConfigError, nearest
 
 NumTokens = Annotated[int, msgspec.Meta(ge=1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _UNKNOWN_FIELD = re.compile(r"contains unknown field `(.*?)`")
 
 

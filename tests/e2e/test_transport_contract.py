@@ -12,7 +12,7 @@ import pytest
 from transport_kit import WAIT_S, Bench, Inbox, TransportMaker, hello, num_descriptors
 from ucp_stand_in import install
 
-from dejavu.transport.base import MAX_HEADER_BYTES, Inbound, LinkRefused, TransportError
+from dejavu.transport.base import MAX_HEADER_BYTES, Inbound, Link, LinkRefused, TransportError
 from dejavu.transport.credits import CreditLimit
 from dejavu.transport.engine import LinkTransport
 from dejavu.transport.local import LocalNetwork, LocalTransport
@@ -22,7 +22,9 @@ KINDS = ["local", "ucp-stand-in", pytest.param("ucx", marks=pytest.mark.slow)]
 
 @pytest.fixture(params=KINDS)
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    made = Bench(maker(request.param, monkeypatch))
+    # UCX keeps a closed context's descriptors when one of its links was aborted in mid-send, so they are counted for
+    # it by test_transport_ucx alone, without aborts.
+    made = Bench(maker(request.param, monkeypatch), counts_descriptors=request.param != "ucx")
     yield made
     made.finish()
 
@@ -49,6 +51,11 @@ def maker(kind: str, monkeypatch: pytest.MonkeyPatch) -> TransportMaker:
 
 def noise(num_bytes: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8)
+
+
+def send_until_it_fails(link: Link) -> None:
+    for _ in range(1000):
+        link.send(b"to the dead").result(WAIT_S)
 
 
 def test_messages_of_one_link_of_mixed_sizes_arrive_whole_and_in_order(bench: Bench) -> None:
@@ -199,8 +206,7 @@ def test_peer_that_restarts_on_its_port_is_reached_by_a_new_link(bench: Bench) -
         inbox.take().release()
         listener.close()
         with pytest.raises(TransportError):
-            for _ in range(1000):
-                link.send(b"to the dead").result(WAIT_S)
+            send_until_it_fails(link)
         assert not link.alive
 
 

@@ -73,7 +73,9 @@ class _Endpoint:
 
 
 class _Listener:
-    def __init__(self, ports: dict[int, _Listener], port: int, accepted: Callable[[_Endpoint], Awaitable[None]]) -> None:
+    def __init__(
+        self, ports: dict[int, _Listener], port: int, accepted: Callable[[_Endpoint], Awaitable[None]]
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.ports = ports
         self.port = port

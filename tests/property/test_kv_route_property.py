@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -20,7 +21,7 @@ def cuts(draw: st.DrawFn, stop: int, most: int) -> list[tuple[int, int]]:
     """[0, stop) in at most ``most`` uneven pieces."""
     inner = draw(st.sets(st.integers(1, stop - 1), max_size=most - 1)) if stop > 1 else set()
     edges = [0, *sorted(inner), stop]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))
 
 
 @st.composite
@@ -118,7 +119,7 @@ def test_a_holding_that_is_missing_on_either_side_is_refused(
     side = data.draw(st.sampled_from([sources, targets]))
     holding = data.draw(st.sampled_from([one for one in side if any(one.box(span) for span in spans)]))
     side.remove(holding)
-    with pytest.raises(RouteError, match="is wanted by no target|is held by no source"):
+    with pytest.raises(RouteError, match=r"is wanted by no target|is held by no source"):
         route(sources, targets, spans)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -51,7 +52,7 @@ def encoded_cells(layer: int, kind: int, rows: Sequence[int], layout: KvLayout, 
 
 def split(total: int, parts: int, seed: int) -> list[tuple[int, int]]:
     edges = [0, *sorted(random.Random(seed).sample(range(1, total), parts - 1)), total]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))
 
 
 def holdings(layout: KvLayout, depth: int, head_parts: int, seed: int, name: str) -> list[Holding]:

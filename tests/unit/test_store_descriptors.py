@@ -29,7 +29,7 @@ def test_etcd3_messages_survive_serialization() -> None:
 def test_etcd3_enums_have_their_values_at_every_level() -> None:
     rpc = import_etcd3().etcdrpc
     assert rpc.NOSPACE == rpc.AlarmType.Value("NOSPACE") == 1
-    assert rpc.Compare.MOD == rpc.Compare.CompareTarget.Value("MOD")
+    assert rpc.Compare.CompareTarget.Value("MOD") == rpc.Compare.MOD
 
 
 def test_etcd3_descriptors_leave_the_shared_pool_alone() -> None:

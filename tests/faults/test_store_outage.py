@@ -1,0 +1,87 @@
+"""etcd killed, frozen or wiped with requests running: they finish, and everybody registers again (field report B16)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens, tokens_of
+from harness.launched import eventually
+
+from dejavu.control.member import decode_member
+from dejavu.errors import DejavuError
+from dejavu.store import Keys, StoreClient, StoreUnavailable
+from store_server import StoreServer
+
+TTL_S = 2
+
+
+def during(outage: Callable[[], None], kit: Kit) -> None:
+    """Requests are served before, through and after the outage, and their tokens are right."""
+    requests = ragged_requests(40, vocab_size=kit.plan.model.vocab_size, seed=3, max_tokens=60)
+    thread = threading.Thread(target=outage)
+    thread.start()
+    served = 0
+    while thread.is_alive() or served == 0:
+        assert tokens_of(kit.serve(requests)) == expected(kit)
+        served += 1
+    thread.join()
+
+
+_EXPECTED: dict[Path, object] = {}
+
+
+def expected(kit: Kit) -> object:
+    if kit.folder not in _EXPECTED:
+        requests = ragged_requests(40, vocab_size=kit.plan.model.vocab_size, seed=3, max_tokens=60)
+        _EXPECTED[kit.folder] = reference_tokens(kit.folder, requests)
+    return _EXPECTED[kit.folder]
+
+
+def registered(client: StoreClient, keys: Keys) -> int:
+    try:
+        entries = client.get_prefix(keys.workers_prefix).entries
+    except StoreUnavailable:
+        return 0
+    return sum(decode_member(entry.value).state == "serving" for entry in entries)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", ["kill", "freeze", "wipe"])
+def test_requests_finish_through_an_outage_and_workers_register_again(fault: str, tmp_path: Path) -> None:
+    server = StoreServer(tmp_path)
+    server.start()
+    pause = threading.Event()
+
+    def outage() -> None:
+        if fault == "freeze":
+            with server.frozen():
+                pause.wait(10.0)
+            return
+        server.wipe() if fault == "wipe" else server.kill()
+        pause.wait(3.0)
+        server.start()
+
+    keys, client = Keys("dejavu"), StoreClient(server.spec)
+    try:
+        with cluster(
+            tmp_path / "output",
+            "model=tiny-llama",
+            "store=external",
+            f"store.endpoints=[{server.endpoint}]",
+            f"cluster.lease_ttl_s={TTL_S}",
+        ) as kit:
+            during(outage, kit)
+            eventually(lambda: registered(client, keys) == 2, "both workers registered again", 2 * TTL_S + 4.0)
+            eventually(lambda: client.get(keys.plan) is not None, "the plan is back", 5.0)
+            victim = decode_member(client.get_prefix(keys.workers_prefix).entries[0].value)
+            os.kill(victim.pid, signal.SIGKILL)
+            with pytest.raises(DejavuError, match=f"worker {victim.name} died"):
+                kit.serve(ragged_requests(200, vocab_size=200, max_tokens=60))
+    finally:
+        client.close()
+        server.kill()
