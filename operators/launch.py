@@ -12,7 +12,9 @@ from operators.observation import Observed
 def decide(desired: Iterable[WorkerName], observed: Observed) -> tuple[Action, ...]:
     """Start what is not running, fail on what has ended. A worker that registered by itself needs no process."""
     if observed.exits:
-        return tuple(FailRun(reason=f"worker {gone.name} died ({gone.text})", worker=gone.name) for gone in observed.exits)
+        return tuple(
+            FailRun(reason=f"worker {gone.name} died ({gone.text})", worker=gone.name) for gone in observed.exits
+        )
     if observed.members is None:
         # A worker that runs elsewhere would be started a second time.
         return ()

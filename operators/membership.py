@@ -23,9 +23,7 @@ def attend(before: Attendance, observed: Observed, now_s: float) -> Attendance:
     if observed.members is None:
         return Attendance(seen=before.seen)
     seen = before.seen | frozenset(observed.members)
-    missing = {
-        name: before.missing_since_s.get(name, now_s) for name in sorted(seen) if name not in observed.members
-    }
+    missing = {name: before.missing_since_s.get(name, now_s) for name in sorted(seen) if name not in observed.members}
     return Attendance(seen=seen, missing_since_s=missing)
 
 

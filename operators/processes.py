@@ -71,35 +71,37 @@ class ProcessLauncher:
         self._command = tuple(command)
         self._lock = threading.Lock()
         self._processes: dict[WorkerName, subprocess.Popen[bytes]] = {}
+        self._running: set[WorkerName] = set()
         self._exits: list[ProcessExit] = []
         self._is_stopping = False
         log_folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: WorkerName) -> None:
-        """A process for the worker is starting. Call from a thread that lasts: the kernel ties the child to it."""
+        """A process for the worker is starting, unless this launcher is stopping.
+
+        Call from a thread that lasts: the kernel ties the child to it.
+        """
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(self._num_threads),
             "TOKENIZERS_PARALLELISM": "false",
             "GRPC_VERBOSITY": "NONE",
         }
-        with self.log_of(name).open("ab") as log:
-            process = subprocess.Popen(
-                [*tether.command(os.getpid()), *self._command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
         with self._lock:
+            if self._is_stopping:
+                return
+            with self.log_of(name).open("ab") as log:
+                process = subprocess.Popen(
+                    [*tether.command(os.getpid()), *self._command],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
             self._processes[name] = process
-        assert process.stdin is not None
-        try:
-            process.stdin.write(self._spec_of(name) + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            logger.error("worker %s ended before it read its spec", name)
+            self._running.add(name)
+        self._tell_spec(name, process)
         threading.Thread(target=self._wait, args=(name, process), name=f"wait-{name}", daemon=True).start()
         logger.info("worker %s starts as process %d, log %s", name, process.pid, self.log_of(name))
 
@@ -109,9 +111,9 @@ class ProcessLauncher:
             return self._processes[name].pid
 
     def running(self) -> frozenset[WorkerName]:
-        """Workers whose process was started and has not ended."""
+        """Workers whose process was started and whose end is not among ``exits`` yet."""
         with self._lock:
-            return frozenset(name for name, process in self._processes.items() if process.poll() is None)
+            return frozenset(self._running)
 
     def exits(self) -> tuple[ProcessExit, ...]:
         """Ends that nobody asked for, oldest first."""
@@ -146,9 +148,18 @@ class ProcessLauncher:
             if process.stdin is not None and not process.stdin.closed:
                 process.stdin.close()
 
+    def _tell_spec(self, name: WorkerName, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(self._spec_of(name) + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            logger.error("worker %s ended before it read its spec", name)
+
     def _wait(self, name: WorkerName, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
         with self._lock:
+            self._running.discard(name)
             if self._is_stopping:
                 return
             self._exits.append(ProcessExit(name=name, status=status))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from harness.processes import MARK, our_processes, shared_memory_files, wait_gone
 
 

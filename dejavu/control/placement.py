@@ -147,7 +147,7 @@ def _check_memory(plan: Plan, device_memory_bytes: int) -> None:
                     f"infeasible: {pipeline.kind} stage {stage.index} (layers [{stage.layers.start}, "
                     f"{stage.layers.stop})) needs {_mib(need.total_bytes)} ({_mib(need.weight_bytes)} weights, "
                     f"{_mib(need.kv_bytes)} KV), but cluster.device_memory_gb gives {_mib(device_memory_bytes)}\n"
-                    "use more stages, fewer rows (strategy.microbatch, strategy.in_flight) or a shorter model.max_length"
+                    "use more stages, fewer rows (strategy.microbatch, strategy.in_flight) or a lower model.max_length"
                 )
 
 

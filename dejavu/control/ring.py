@@ -92,6 +92,12 @@ class Ring:
         """Rows that step."""
         return sum(len(microbatch.live) for microbatch in self._microbatches)
 
+    @property
+    def num_pending(self) -> int:
+        """Rows that are admitted and not yet live."""
+        joining = sum(len(microbatch.joining) for microbatch in self._microbatches)
+        return joining + sum(len(group.rows) for group in self._groups)
+
     def admit(self, rows: Sequence[AdmittedRow], now_s: float) -> None:
         """The rows join their microbatch together, as soon as all of them are ready on every stage.
 

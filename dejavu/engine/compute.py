@@ -63,7 +63,7 @@ class StageCompute:
         self._pool = pool
 
     def prompt(self, rows: Sequence[PromptRow], inputs: Tensor, on_layer: LayerHook | None) -> Tensor:
-        """KV of the rows is in the pool or with ``on_layer``. Returns hidden [B,T,E], or logits [B,V] on the last stage."""
+        """KV of the rows is in the pool or with ``on_layer``. Returns hidden [B,T,E], or logits [B,V] if last."""
         lengths = [row.length for row in rows]
         sink: PromptWriter | StreamingWriter
         if self._pool is None:
@@ -108,7 +108,7 @@ class StageCompute:
 
 
 def tensor_of(payload: Buffer, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The payload's bytes as a tensor of ``shape`` (one -1 allowed); on a CPU without a copy unless they are read-only."""
+    """The bytes as a tensor of ``shape`` (one -1 allowed); on a CPU without a copy unless they are read-only."""
     return bytes_tensor(payload).view(dtype).reshape(list(shape)).to(device)
 
 

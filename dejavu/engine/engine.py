@@ -172,12 +172,14 @@ class Engine:
             output = self._compute.step(microbatch, rows, inputs)
             tokens = self._compute.sample_step(rows, output) if self._host.place.is_last else ()
         if not self._host.place.is_last:
-            self._pass_on(
-                m.StepActivations(epoch=self._epoch, microbatch=microbatch, step=step, rows=rows), output
-            )
+            self._pass_on(m.StepActivations(epoch=self._epoch, microbatch=microbatch, step=step, rows=rows), output)
             return
         done = m.StepTokens(
-            epoch=self._epoch, microbatch=microbatch, step=step, row_ids=tuple(row.row_id for row in rows), tokens=tokens
+            epoch=self._epoch,
+            microbatch=microbatch,
+            step=step,
+            row_ids=tuple(row.row_id for row in rows),
+            tokens=tokens,
         )
         self._host.tell(CONTROLLER, done)
         if self._ring is not None:
@@ -207,9 +209,7 @@ class Engine:
             for row_id in ready:
                 self._ring.row_ready(row_id, self._stage)
         else:
-            self._host.tell(
-                self._host.first_worker, m.RowReady(epoch=self._epoch, row_ids=ready, stage=self._stage)
-            )
+            self._host.tell(self._host.first_worker, m.RowReady(epoch=self._epoch, row_ids=ready, stage=self._stage))
 
     def _spoilt(self, event: RowsSpoilt) -> None:
         row_ids = event.row_ids if self._landed is None else self._landed.unproven(event.row_ids)
@@ -271,4 +271,3 @@ class Engine:
     @property
     def _stage(self) -> int:
         return self._host.place.stage.index
-

@@ -65,9 +65,7 @@ class Mailbox:
         fingerprint: the KV layout that peers must share; a peer with an empty one holds no KV.
     """
 
-    def __init__(
-        self, *, cluster: str, epoch: Callable[[], Epoch | None], fingerprint: Callable[[], str]
-    ) -> None:
+    def __init__(self, *, cluster: str, epoch: Callable[[], Epoch | None], fingerprint: Callable[[], str]) -> None:
         self._cluster = cluster
         self._epoch = epoch
         self._fingerprint = fingerprint

@@ -39,7 +39,7 @@ class ClusterLinks:
     def ask(
         self, message: m.AnyMessage, workers: Iterable[str], answer: type[m.Message], *, timeout_s: float
     ) -> dict[str, Received]:
-        """Each worker's answer by name; the caller releases them. Other events that come meanwhile come again afterwards.
+        """Each worker's answer by name; the caller releases them. Other events that come meanwhile come again later.
 
         Raises DejavuError when one is lost or silent: what did answer is not enough to go on.
         """

@@ -68,14 +68,15 @@ class RunningCluster:
 def running_cluster(
     config: Config, plan: Plan, output: Path, progress: Progress, *, worker_command: Sequence[str] = WORKER_COMMAND
 ) -> Iterator[RunningCluster]:
-    """Every worker of the plan serves and is linked to the controller; at the end no process, lease, key or port is left.
+    """Every worker of the plan serves and is linked to the controller; at the end nothing of the cluster is left.
 
     Raises DejavuError when a worker dies or cannot start, with the end of its log.
     """
     with ExitStack() as stack:
         store = stack.enter_context(_store(config.store, output))
         endpoints = ",".join(store.endpoints)
-        progress.note(f"store: {endpoints} (etcdctl --endpoints={endpoints} get --prefix {Keys(config.cluster.name).prefix})")
+        prefix = Keys(config.cluster.name).prefix
+        progress.note(f"store: etcdctl --endpoints={endpoints} get --prefix {prefix}")
         yield stack.enter_context(_on_store(config, plan, output, progress, store, worker_command))
 
 
@@ -232,4 +233,9 @@ def _worker_spec(config: Config, store: StoreSpec, secret: str, name: WorkerName
 
 def _declared_state(config: Config) -> dict[str, object]:
     """What the user declared, for the store: everything but the credentials of the store itself."""
-    return {"cluster": config.cluster, "model": config.model, "strategy": config.strategy, "transport": config.transport}
+    return {
+        "cluster": config.cluster,
+        "model": config.model,
+        "strategy": config.strategy,
+        "transport": config.transport,
+    }

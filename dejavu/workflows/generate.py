@@ -98,13 +98,9 @@ def serve(cluster: RunningCluster, prepared: Prepared, recorder: Recorder) -> fl
     return controller.serve(prepared.requests)
 
 
-def collect(
-    cluster: RunningCluster, plan: Plan
-) -> tuple[dict[str, WorkerCounters], dict[str, list[Span]]]:
+def collect(cluster: RunningCluster, plan: Plan) -> tuple[dict[str, WorkerCounters], dict[str, list[Span]]]:
     """What every worker has counted and done, by name in the order of the plan."""
-    answers = cluster.links.ask(
-        m.AskReport(epoch=plan.epoch), plan.workers, m.Report, timeout_s=_REPORT_TIMEOUT_S
-    )
+    answers = cluster.links.ask(m.AskReport(epoch=plan.epoch), plan.workers, m.Report, timeout_s=_REPORT_TIMEOUT_S)
     counters: dict[str, WorkerCounters] = {}
     spans: dict[str, list[Span]] = {}
     for name in plan.workers:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens
 
 from dejavu.ids import RequestId
 from dejavu.request import Completion, Request, Sampling
+
+from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens
 
 
 @pytest.fixture(scope="module")

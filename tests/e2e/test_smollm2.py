@@ -6,11 +6,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from harness.cluster_kit import cluster, reference_tokens, tokens_of
 
 from dejavu.ids import RequestId
 from dejavu.request import Request
 from dejavu.workload import load
+
+from harness.cluster_kit import cluster, reference_tokens, tokens_of
 
 SHAPES = {
     "1+1": ["strategy=disaggregated"],
@@ -30,7 +31,8 @@ def expected(folder: Path, requests: tuple[Request, ...]) -> dict[RequestId, tup
 def test_the_default_model_answers_the_built_in_prompts_like_generate(
     shape: list[str], output: Path, nothing_left: None
 ) -> None:
-    with cluster(output, *shape, "model.max_length=256", "strategy.microbatch.token=4", "workload.max_tokens=24") as kit:
+    sizes = ["model.max_length=256", "strategy.microbatch.token=4", "workload.max_tokens=24"]
+    with cluster(output, *shape, *sizes) as kit:
         requests = load(kit.config.workload, codec=kit.codec)
         completions = kit.serve(requests)
     assert tokens_of(completions) == expected(kit.folder, tuple(requests))

@@ -6,9 +6,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from harness.cluster_kit import cluster, ragged_requests, reference_tokens, tokens_of
 
 from dejavu.models.families import FAMILIES
+
+from harness.cluster_kit import cluster, ragged_requests, reference_tokens, tokens_of
 
 HEADS = {"4/4": (4, 4), "4/2": (4, 2), "4/1": (4, 1)}
 ROTARY = ("llama", "mistral", "qwen2", "qwen3")
@@ -38,12 +39,18 @@ COVERING = [
     ("qwen3", 7, "4/1", split(3, 3), "row"),
 ]
 
+SHAPES = [*(split(prompt, token) for prompt, token in product((1, 2, 3), repeat=2)), *map(colocated, (1, 2, 3))]
+
 GRID = [
-    (family, 5 + index % 3, list(HEADS)[index % 3] if family in ROTARY else "4/4", shape, ("row", "microbatch")[index % 2])
-    for family in FAMILIES
-    for index, shape in enumerate(
-        [*(split(prompt, token) for prompt, token in product((1, 2, 3), repeat=2)), *map(colocated, (1, 2, 3))]
+    (
+        family,
+        5 + index % 3,
+        list(HEADS)[index % 3] if family in ROTARY else "4/4",
+        shape,
+        ("row", "microbatch")[index % 2],
     )
+    for family in FAMILIES
+    for index, shape in enumerate(SHAPES)
 ]
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transport_kit import WAIT_S, Bench, Inbox, TransportMaker, hello, num_descriptors
-from ucp_stand_in import install
 
 from dejavu.transport.base import MAX_HEADER_BYTES, Inbound, Link, LinkRefused, TransportError
 from dejavu.transport.credits import CreditLimit
 from dejavu.transport.engine import LinkTransport
 from dejavu.transport.local import LocalNetwork, LocalTransport
+
+from harness.transport_kit import WAIT_S, Bench, Inbox, TransportMaker, hello, num_descriptors
+from harness.ucp_stand_in import install
 
 KINDS = ["local", "ucp-stand-in", pytest.param("ucx", marks=pytest.mark.slow)]
 

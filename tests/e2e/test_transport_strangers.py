@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from transport_kit import WAIT_S, Bench, Inbox, hello
 
 from dejavu.transport.base import TransportError
 from dejavu.transport.core import CoreError
@@ -14,6 +13,8 @@ from dejavu.transport.credits import CreditLimit
 from dejavu.transport.engine import LinkTransport
 from dejavu.transport.frames import FRAME_TAG, Head, encode
 from dejavu.transport.local import LocalNetwork, LocalTransport
+
+from harness.transport_kit import WAIT_S, Bench, Inbox, hello
 
 KINDS = ["local", pytest.param("ucx", marks=pytest.mark.slow)]
 HANDSHAKE_TIMEOUT_S = 0.3

@@ -11,11 +11,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from transport_kit import SECRET, WAIT_S, Inbox, hello, num_descriptors
 
 from dejavu.errors import Fatal
 from dejavu.transport.base import TransportError
 from dejavu.transport.ucx import UcxTransport
+
+from harness.transport_kit import SECRET, WAIT_S, Inbox, hello, num_descriptors
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import harness.odd_worker
 import pytest
-from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens, tokens_of
-from harness.launched import own_store
 
 from dejavu.control.member import decode_member
 from dejavu.store import Change, Keys, PrefixWatch, StoreSpec
+
+import harness.odd_worker
+from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens, tokens_of
+from harness.launched import own_store
 
 TTL_S = 2
 
@@ -65,10 +66,13 @@ def serve_and_check(kit: Kit) -> None:
 
 @pytest.mark.faults
 def test_worker_that_loads_for_three_ttls_with_the_gil_held_is_starting_and_not_dead(tmp_path: Path) -> None:
-    with own_store(tmp_path) as store, attended(store, "dejavu") as attendance:
-        with odd_cluster(tmp_path, store, "slow-load", str(3 * TTL_S)) as kit:
-            serve_and_check(kit)
-            states = {key: list(seen) for key, seen in attendance.states.items()}
+    with (
+        own_store(tmp_path) as store,
+        attended(store, "dejavu") as attendance,
+        odd_cluster(tmp_path, store, "slow-load", str(3 * TTL_S)) as kit,
+    ):
+        serve_and_check(kit)
+        states = {key: list(seen) for key, seen in attendance.states.items()}
     assert len(states) == 2
     for seen in states.values():
         assert seen == ["starting", "ready", "serving"]
@@ -80,10 +84,13 @@ def test_worker_that_holds_the_gil_for_two_ttls_in_a_step_beside_busy_cores_is_n
 ) -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
-        with own_store(tmp_path) as store, attended(store, "dejavu") as attendance:
-            with odd_cluster(tmp_path, store, "hold-gil", str(2 * TTL_S)) as kit:
-                serve_and_check(kit)
-                states = {key: list(seen) for key, seen in attendance.states.items()}
+        with (
+            own_store(tmp_path) as store,
+            attended(store, "dejavu") as attendance,
+            odd_cluster(tmp_path, store, "hold-gil", str(2 * TTL_S)) as kit,
+        ):
+            serve_and_check(kit)
+            states = {key: list(seen) for key, seen in attendance.states.items()}
     finally:
         for process in busy:
             process.kill()

@@ -7,13 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.launched import Launched, eventually, launched, own_store
-from harness.processes import our_processes, wait_gone
 
 from dejavu.store.spec import StoreSpec
 
+from harness.launched import Launched, eventually, launched, own_store
+from harness.processes import our_processes, wait_gone
+
 LOAD = ["model=tiny-llama", "workload=synthetic", "workload.num_requests=4000", "workload.prompt_tokens=30"]
-IDLE = ["model=tiny-llama", "workload=synthetic", "workload.num_requests=2", "workload.prompt_tokens=8", "workload.rate=0.0005"]
+IDLE = [
+    "model=tiny-llama",
+    "workload=synthetic",
+    "workload.num_requests=2",
+    "workload.prompt_tokens=8",
+    "workload.rate=0.0005",
+]
 TTL_S = 2
 
 

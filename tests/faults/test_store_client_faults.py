@@ -7,9 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from store_server import StoreServer, client, nothing_left, server
 
 from dejavu.store import StoreClient, StoreSpec, StoreUnavailable
+
+from harness.store_server import StoreServer, client, nothing_left, server
 
 __all__ = ["client", "nothing_left", "server"]
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_server import is_running, nothing_left, until
 
 from dejavu.store import EmbeddedEtcd, StoreClient, StoreSpec
+
+from harness.store_server import is_running, nothing_left, until
 
 __all__ = ["nothing_left"]
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from store_server import Recorder, StoreServer, client, is_running, nothing_left, server, until
 
 from dejavu.store import LeaseKeeper, PrefixWatch, StoreClient, StoreSpec
+
+from harness.store_server import Recorder, StoreServer, client, is_running, nothing_left, server, until
 
 __all__ = ["client", "nothing_left", "server"]
 

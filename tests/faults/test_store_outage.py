@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens, tokens_of
-from harness.launched import eventually
 
 from dejavu.control.member import decode_member
 from dejavu.errors import DejavuError
 from dejavu.store import Keys, StoreClient, StoreUnavailable
-from store_server import StoreServer
+
+from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens, tokens_of
+from harness.launched import eventually
+from harness.store_server import StoreServer
 
 TTL_S = 2
 

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from store_server import PATIENCE_S, Recorder, StoreServer, client, nothing_left, server
 
 from dejavu.store import PrefixWatch, StoreClient
+
+from harness.store_server import PATIENCE_S, Recorder, StoreServer, client, nothing_left, server
 
 __all__ = ["client", "nothing_left", "server"]
 

@@ -8,14 +8,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import harness.odd_worker
 import pytest
-from harness.cluster_kit import cluster, ragged_requests
-from harness.launched import eventually, launched, own_store
 
 from dejavu.errors import DejavuError
 from dejavu.report.completions import read_completions
 from dejavu.store.spec import StoreSpec
+
+import harness.odd_worker
+from harness.cluster_kit import cluster, ragged_requests
+from harness.launched import eventually, launched, own_store
 
 LOAD = ["model=tiny-llama", "workload=synthetic", "workload.num_requests=4000", "workload.prompt_tokens=30"]
 

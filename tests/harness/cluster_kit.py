@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra import compose, initialize_config_module
-from operators.processes import WORKER_COMMAND
 
 from dejavu.config import Config, load, register_schema, validate
 from dejavu.control.placement import place
 from dejavu.control.plan import Plan
 from dejavu.ids import Epoch, RequestId
 from dejavu.models.reference import generate_batch, load_reference
-from dejavu.models.source import cache_folder, has_tokenizer
+from dejavu.models.source import has_tokenizer
 from dejavu.models.tokenizer import TextCodec
 from dejavu.report.progress import SilentProgress
 from dejavu.request import Completion, Request, Sampling
 from dejavu.serving.controller import Controller
 from dejavu.workflows.cluster import RunningCluster, running_cluster
 from dejavu.workflows.preparation import declared, prepare_model
+from operators.processes import WORKER_COMMAND
 
 
 @dataclass(slots=True)
@@ -119,6 +119,3 @@ def reference_tokens(folder: Path, requests: Sequence[Request]) -> dict[RequestI
 def tokens_of(completions: dict[RequestId, Completion]) -> dict[RequestId, tuple[int, ...]]:
     """Token ids by request."""
     return {request_id: completion.tokens for request_id, completion in completions.items()}
-
-
-__all__ = ["Collected", "Kit", "cache_folder", "cluster", "configured", "ragged_requests", "reference_tokens", "tokens_of"]

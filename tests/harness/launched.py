@@ -36,7 +36,7 @@ class Launched:
     process: subprocess.Popen[str]
     folder: Path
     store: StoreSpec
-    keys: Keys = Keys("test")
+    keys: Keys
 
     def members(self) -> dict[str, Member]:
         """The registered workers."""
@@ -52,7 +52,8 @@ class Launched:
     def wait_state(self, state: str, count: int) -> None:
         """``count`` workers are registered in this state."""
         eventually(
-            lambda: sum(member.state == state for member in self.members().values()) >= count, f"{count} workers {state}"
+            lambda: sum(member.state == state for member in self.members().values()) >= count,
+            f"{count} workers {state}",
         )
 
     @property
@@ -106,7 +107,7 @@ def launched(folder: Path, store: StoreSpec, *overrides: str) -> Iterator[Launch
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        yield Launched(process=process, folder=output, store=store)
+        yield Launched(process=process, folder=output, store=store, keys=Keys("test"))
     finally:
         if process.poll() is None:
             process.kill()

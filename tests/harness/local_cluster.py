@@ -155,7 +155,6 @@ class Answers:
 
     def __init__(self) -> None:
         self.completions: dict[str, Completion] = {}
-        self.order: list[str] = []
 
     def token(self, request_id: str, at_s: float) -> None:
         pass
@@ -163,7 +162,6 @@ class Answers:
     def ended(self, completion: Completion, token_times_s: Sequence[float]) -> None:
         assert completion.id not in self.completions, f"{completion.id} ended twice"
         self.completions[completion.id] = completion
-        self.order.append(completion.id)
 
 
 class LocalCluster:
@@ -186,11 +184,6 @@ class LocalCluster:
         new = {id_: line for id_, line in self._answers.completions.items() if id_ not in before}
         assert set(new) == {request.id for request in requests}
         return new
-
-    @property
-    def order(self) -> Sequence[str]:
-        """Requests in the order in which they ended."""
-        return self._answers.order
 
     def counters(self) -> dict[str, WorkerCounters]:
         """What every worker has counted."""

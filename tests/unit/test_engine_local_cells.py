@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness.local_cluster import local_cluster
-from harness.oracle import Oracle, random_prompt
 
 from dejavu.control.placement import Declared
 from dejavu.ids import RequestId
 from dejavu.models.tiny import CONTEXT
 from dejavu.request import Request
+
+from harness.local_cluster import local_cluster
+from harness.oracle import Oracle, random_prompt
 
 ATOL, RTOL = 2e-4, 1e-3
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from harness.local_cluster import local_cluster
-from harness.oracle import Oracle, ragged_requests, random_prompt
 
 from dejavu.control.placement import Declared
 from dejavu.ids import RequestId
 from dejavu.request import Completion, Request, Sampling
+
+from harness.local_cluster import local_cluster
+from harness.oracle import Oracle, ragged_requests, random_prompt
 
 FAMILIES = ("gpt2", "bloom", "llama", "qwen3")
 SPLITS = ((1, 1), (2, 1), (1, 3), (3, 2))
@@ -65,9 +66,7 @@ def test_ragged_prompts_on_every_split_equal_the_reference(
 
 @pytest.mark.parametrize("scheduling", SCHEDULINGS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_ragged_prompts_on_a_colocated_pipeline_equal_the_reference(
-    llama: Oracle, depth: int, scheduling: str
-) -> None:
+def test_ragged_prompts_on_a_colocated_pipeline_equal_the_reference(llama: Oracle, depth: int, scheduling: str) -> None:
     requests = ragged_requests(11, seed=depth)
     with local_cluster(colocated(depth, scheduling=scheduling), llama.spec) as cluster:
         completions = cluster.serve(requests)

@@ -1,0 +1,171 @@
+"""Which request gets which row, and which rows share a prompt microbatch."""
+
+from __future__ import annotations
+
+import pytest
+
+from dejavu.control.admission import Admission, Assigned
+from dejavu.control.plan import Scheduling
+from dejavu.errors import InvalidTransition
+from dejavu.ids import RequestId, RowId
+from dejavu.request import Request
+
+from harness.plans import split_plan
+
+
+def request(name: str, length: int = 3) -> Request:
+    return Request(id=RequestId(name), prompt_tokens=(1,) * length, max_tokens=4)
+
+
+def admission(
+    *names: str,
+    scheduling: Scheduling = "row",
+    num_microbatches: int = 2,
+    microbatch_rows: int = 2,
+    prompt_rows: int = 2,
+    most_prompts: int = 9,
+) -> Admission:
+    made = Admission(
+        num_microbatches=num_microbatches,
+        microbatch_rows=microbatch_rows,
+        prompt_rows=prompt_rows,
+        most_prompts=most_prompts,
+        scheduling=scheduling,
+    )
+    for name in names:
+        made.enqueue(request(name))
+    return made
+
+
+def names(rows: tuple[Assigned, ...]) -> list[str]:
+    return [row.request.id for row in rows]
+
+
+def ids(rows: tuple[Assigned, ...]) -> list[RowId]:
+    return [row.row_id for row in rows]
+
+
+def places(rows: tuple[Assigned, ...]) -> list[tuple[int, int]]:
+    return [(row.slot.microbatch, row.slot.row_index) for row in rows]
+
+
+def test_no_prompt_is_run_without_a_request() -> None:
+    assert admission().next_prompt() == ()
+
+
+def test_rows_are_spread_over_the_emptiest_microbatches() -> None:
+    made = admission("a", "b", "c", "d", prompt_rows=4)
+    assert places(made.next_prompt()) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_requests_wait_while_every_row_is_taken() -> None:
+    made = admission("a", "b", "c", num_microbatches=1)
+    first = made.next_prompt()
+    assert names(first) == ["a", "b"]
+    assert made.next_prompt() == ()
+    assert (made.num_waiting, made.num_rows_taken) == (1, 2)
+    made.free(first[1].row_id)
+    again = made.next_prompt()
+    assert (names(again), places(again)) == (["c"], [(0, 1)])
+
+
+def test_a_row_id_is_never_given_twice() -> None:
+    made = admission("a", "b", num_microbatches=1, microbatch_rows=1)
+    first = made.next_prompt()
+    made.free(first[0].row_id)
+    assert made.next_prompt()[0].row_id != first[0].row_id
+
+
+def test_prompts_under_way_are_bounded() -> None:
+    made = admission("a", "b", prompt_rows=1, most_prompts=1)
+    first = made.next_prompt()
+    assert made.next_prompt() == ()
+    made.prompt_done(ids(first), ())
+    assert names(made.next_prompt()) == ["b"]
+
+
+def test_prompts_of_like_length_share_a_microbatch_and_the_head_is_never_passed_over() -> None:
+    made = admission()
+    for name, length in (("long", 40), ("short", 2), ("longish", 38), ("tiny", 1)):
+        made.enqueue(request(name, length))
+    assert names(made.next_prompt()) == ["long", "longish"]
+    assert names(made.next_prompt()) == ["short", "tiny"]
+
+
+def test_row_scheduling_admits_each_continuing_row_alone() -> None:
+    made = admission("a", "b")
+    rows = made.next_prompt()
+    assert made.prompt_done(ids(rows), [rows[1].row_id]) == ((rows[1],),)
+
+
+def test_microbatch_scheduling_admits_the_group_once_all_its_prompts_are_done() -> None:
+    made = admission("a", "b", "c", scheduling="microbatch", microbatch_rows=3, num_microbatches=1)
+    first, second = made.next_prompt(), made.next_prompt()
+    assert (names(first), names(second)) == (["a", "b"], ["c"])
+    assert made.prompt_done(ids(first), [first[0].row_id]) == ()
+    assert made.prompt_done(ids(second), ids(second)) == ((first[0], second[0]),)
+
+
+def test_microbatch_scheduling_refills_only_a_microbatch_that_is_wholly_free() -> None:
+    made = admission("a", "b", "c", scheduling="microbatch", num_microbatches=1)
+    rows = made.next_prompt()
+    made.prompt_done(ids(rows), ids(rows))
+    made.free(rows[0].row_id)
+    assert made.next_prompt() == ()
+    made.free(rows[1].row_id)
+    assert names(made.next_prompt()) == ["c"]
+
+
+def test_a_group_whose_rows_all_ended_at_once_admits_nothing_and_is_over() -> None:
+    made = admission("a", "b", "c", scheduling="microbatch", num_microbatches=1)
+    rows = made.next_prompt()
+    assert made.prompt_done(ids(rows), ()) == ()
+    for row_id in ids(rows):
+        made.free(row_id)
+    assert names(made.next_prompt()) == ["c"]
+
+
+def test_a_withdrawn_row_is_not_admitted_with_its_group() -> None:
+    made = admission("a", "b", scheduling="microbatch", prompt_rows=1)
+    first, second = made.next_prompt(), made.next_prompt()
+    made.prompt_done(ids(first), ids(first))
+    made.withdraw(first[0].row_id)
+    assert made.prompt_done(ids(second), ids(second)) == ((second[0],),)
+
+
+def test_a_row_given_back_before_its_prompt_is_done_does_not_hold_up_its_group() -> None:
+    """A row may fail, and be given back, before the word of its first token comes."""
+    made = admission("a", "b", scheduling="microbatch")
+    rows = made.next_prompt()
+    made.requeue(rows[0].row_id)
+    made.free(rows[0].row_id)
+    assert made.prompt_done(ids(rows), [rows[1].row_id]) == ((rows[1],),)
+
+
+def test_a_requeued_request_is_first_in_line_and_its_row_stays_taken() -> None:
+    made = admission("a", "b", "c", num_microbatches=1)
+    rows = made.next_prompt()
+    assert made.requeue(rows[1].row_id).id == "b"
+    assert made.num_rows_taken == 2
+    made.free(rows[1].row_id)
+    assert names(made.next_prompt()) == ["b"]
+
+
+def test_a_row_given_back_twice_is_refused() -> None:
+    made = admission("a")
+    row_id = made.next_prompt()[0].row_id
+    made.free(row_id)
+    assert made.assigned(row_id) is None
+    with pytest.raises(InvalidTransition, match="not taken"):
+        made.free(row_id)
+
+
+def test_the_plans_admission_has_the_token_pipelines_rows() -> None:
+    made = Admission.of(split_plan(2, 3, prompt_rows=4, token_rows=2))
+    for index in range(20):
+        made.enqueue(request(f"r{index}"))
+    taken = 0
+    while rows := made.next_prompt():
+        taken += len(rows)
+        made.prompt_done(ids(rows), ())
+    assert taken == 3 * 2
