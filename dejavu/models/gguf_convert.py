@@ -88,7 +88,7 @@ def _save_weights(reader: Any, config: dict[str, Any], folder: Path, progress: P
         if tensor.name not in _IGNORED_TENSORS:
             values = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
             weights[_tensor_name(tensor.name)] = _unpermute(tensor.name, values, config)
-        progress("converting the weights", index + 1, len(reader.tensors))
+        progress("converting the weights", index + 1, len(reader.tensors), "items")
     target = folder / "model.safetensors"
     save_file(weights, str(target), metadata={"format": "pt"})
     # The library writes for its user alone; a cache may be shared.

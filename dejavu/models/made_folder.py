@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from dejavu.errors import ConfigError
 
-Progress: TypeAlias = Callable[[str, int, int], None]
+Progress: TypeAlias = Callable[[str, int, int, Literal["bytes", "items"]], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
 

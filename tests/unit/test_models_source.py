@@ -17,7 +17,7 @@ from dejavu.models.source import ModelSource, cache_folder, check, has_tokenizer
 from dejavu.models.tiny import make_tiny
 
 
-def no_progress(description: str, done: int, total: int) -> None:
+def no_progress(description: str, done: int, total: int, unit: str) -> None:
     """Nobody watches."""
 
 

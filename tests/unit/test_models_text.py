@@ -69,7 +69,7 @@ def test_bytes_that_never_become_a_character_are_given_out_at_the_end(codec: Tex
     assert decoder.text == codec.decode(tokens)
 
 
-def no_progress(description: str, done: int, total: int) -> None:
+def no_progress(description: str, done: int, total: int, unit: str) -> None:
     """Nobody watches."""
 
 
