@@ -161,7 +161,7 @@ def test_a_few_bad_kv_messages_cost_a_second_attempt_and_no_token(
 @pytest.mark.parametrize("scheduling", SCHEDULINGS)
 def test_lost_kv_messages_are_noticed_and_computed_again(llama: Oracle, scheduling: str) -> None:
     tap = Dropped([0, 7])
-    shape = declared(1, 2, scheduling=scheduling, timeout_s=0.2)
+    shape = declared(1, 2, scheduling=scheduling, timeout_s=1.5)
     completions = serve(llama, shape, ragged_requests(9, seed=22), tap)
     assert tap.num_treated == 2
     assert num_errors(completions) == 0
@@ -170,7 +170,7 @@ def test_lost_kv_messages_are_noticed_and_computed_again(llama: Oracle, scheduli
 def test_overtaken_kv_messages_change_nothing(llama: Oracle) -> None:
     # The last prompts' messages pass, so that whatever was held back is released by them.
     tap = Overtaken(range(0, 20, 2))
-    completions = serve(llama, declared(2, 3, timeout_s=0.5), ragged_requests(9, seed=23), tap)
+    completions = serve(llama, declared(2, 3, timeout_s=1.5), ragged_requests(9, seed=23), tap)
     assert tap.num_treated == 10
     assert num_errors(completions) == 0
 

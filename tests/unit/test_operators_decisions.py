@@ -177,9 +177,7 @@ def test_members_are_read_from_their_keys_and_others_are_left_out(caplog: pytest
     keys = Keys("c")
     entries = {keys.worker(W0): encode_json(member(W0)), keys.worker(W1): b"{}", keys.plan: b"plan"}
     snapshot = Snapshot(
-        entries=tuple(
-            Entry(key=key, value=value, mod_revision=1, create_revision=1) for key, value in entries.items()
-        ),
+        entries=tuple(Entry(key=key, value=value, mod_revision=1, create_revision=1) for key, value in entries.items()),
         revision=1,
     )
     with caplog.at_level(logging.WARNING):

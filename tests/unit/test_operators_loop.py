@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness.plans import colocated_plan
 
 from dejavu.clock import VirtualClock
 from dejavu.control.member import Member, MemberState, encode_json
@@ -20,6 +19,8 @@ from dejavu.store.keys import Keys
 from operators.board import StoreBoard
 from operators.loop import Board, ClusterOperator
 from operators.observation import Observed, ProcessExit
+
+from harness.plans import colocated_plan
 
 W0, W1 = WorkerName("w0"), WorkerName("w1")
 ENTRY = ControllerEntry(incarnation="me", host="h", pid=1, address="127.0.0.1:1")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 import pytest
-from harness.plans import colocated_plan, split_plan
 
 from dejavu.clock import VirtualClock
 from dejavu.control.plan import Plan
@@ -19,6 +18,8 @@ from dejavu.request import Completion, Request
 from dejavu.serving.cluster_links import ClusterLinks
 from dejavu.serving.controller import Controller
 from dejavu.transport.base import Hello, Inbound
+
+from harness.plans import colocated_plan, split_plan
 
 EPOCH = Epoch(1)
 MOST_S = 60.0
@@ -121,9 +122,7 @@ def test_requests_are_submitted_when_they_arrive() -> None:
 
 
 def test_a_row_that_fails_is_tried_a_second_time_and_then_ends_with_the_reason() -> None:
-    stand = Stand(
-        split_plan(), rows_failed(1, while_prompt=True), rows_ended(1), rows_failed(2, while_prompt=True)
-    )
+    stand = Stand(split_plan(), rows_failed(1, while_prompt=True), rows_ended(1), rows_failed(2, while_prompt=True))
     stand.controller.serve([request()])
     assert (stand.lines["r"].finish_reason, stand.lines["r"].error) == ("error", "no KV")
     assert len(stand.to("w0", m.RunPrompt)) == 2
