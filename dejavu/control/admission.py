@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dejavu.control.plan import Plan, Scheduling
 from dejavu.errors import InvalidTransition
-from dejavu.ids import RowId
+from dejavu.ids import RequestId, RowId
 from dejavu.request import Request
 
 _LENGTH_WINDOW = 32
@@ -66,6 +66,7 @@ class Admission:
         self._missing: dict[int, set[RowId]] = {}
         self._arrived: dict[int, list[RowId]] = {}
         self._prompts_under_way: set[frozenset[RowId]] = set()
+        self._alone: set[RequestId] = set()
         self._next_row_id = 1
 
     @classmethod
@@ -95,10 +96,14 @@ class Admission:
         self._queue.append(request)
 
     def requeue(self, row_id: RowId) -> Request:
-        """The row's attempt is over and its request waits again, first in line. The row itself stays taken until
-        ``free`` says that no stage uses it."""
+        """The row's attempt is over and its request waits again, first in line.
+
+        It will be alone in its prompt microbatch, so that a prompt which fails by itself takes no other with it again.
+        The row itself stays taken until ``free`` says that no stage uses it.
+        """
         request = self._rows[row_id].request
         self._queue.appendleft(request)
+        self._alone.add(request.id)
         self.withdraw(row_id)
         return request
 
@@ -184,10 +189,14 @@ class Admission:
         if not self._queue or most == 0:
             return []
         head = self._queue.popleft()
+        if head.id in self._alone:
+            self._alone.discard(head.id)
+            return [head]
         window = [self._queue.popleft() for _ in range(min(_LENGTH_WINDOW, len(self._queue)))]
         by_length = sorted(
             range(len(window)), key=lambda index: abs(len(window[index].prompt_tokens) - len(head.prompt_tokens))
         )
+        by_length = [index for index in by_length if window[index].id not in self._alone]
         chosen = set(by_length[: most - 1])
         self._queue.extendleft(request for index, request in reversed(list(enumerate(window))) if index not in chosen)
         return [head, *(window[index] for index in sorted(chosen))]

@@ -22,7 +22,7 @@ from dejavu.serving.tracking import Tracked, limits_of, refusal_of, refused
 
 logger = logging.getLogger(__name__)
 
-_MOST_ATTEMPTS = 2
+_MOST_ATTEMPTS = 3
 _TICK_S = 0.25
 _LOST_GRACE_S = 3.0
 """How long a lost link may wait for the owner of the process to say what happened to it."""

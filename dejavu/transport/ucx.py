@@ -56,5 +56,5 @@ def installed_binding() -> str:
             return binding
     raise ConfigError(
         "transport=ucx: no Python binding of UCX is installed\n"
-        "install ucxx-cu12 (Linux, x86-64 or arm64; no GPU needed), or choose transport=local for a single process"
+        "install ucxx-cu13 (Linux, x86-64 or arm64; no GPU needed)"
     )

@@ -190,7 +190,7 @@ def test_factory_refuses_local_without_a_network_and_makes_it_with_one() -> None
 
 def test_ucx_without_a_binding_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="ucxx-cu12"):
+    with pytest.raises(ConfigError, match="ucxx-cu13"):
         ucx.installed_binding()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "ucp" else None)
     assert ucx.installed_binding() == "ucp"
