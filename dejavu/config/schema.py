@@ -153,6 +153,8 @@ class MicrobatchConfig:
     """Most rows of a microbatch of each kind."""
 
     prompt: int = 4
+    prompt_tokens: int | None = 512
+    """Most tokens of a prompt microbatch, padding included; a longer prompt goes alone. None: no limit."""
     token: int = 16
 
 

@@ -121,6 +121,7 @@ def _check_strategy(strategy: StrategyConfig) -> None:
     _at_least("strategy.split.token", strategy.split.token, 1, " stage")
     _at_least("strategy.stages", strategy.stages, 1, " stage")
     _at_least("strategy.microbatch.prompt", strategy.microbatch.prompt, 1, " row")
+    _at_least("strategy.microbatch.prompt_tokens", strategy.microbatch.prompt_tokens, 1, " token")
     _at_least("strategy.microbatch.token", strategy.microbatch.token, 1, " row")
     _at_least("strategy.in_flight", strategy.in_flight, 1, " microbatch")
     if strategy.mode is StrategyMode.colocated:

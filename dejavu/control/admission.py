@@ -42,6 +42,7 @@ class Admission:
     Args:
         num_microbatches, microbatch_rows: the token pipeline's rows.
         prompt_rows: most rows of a prompt microbatch.
+        prompt_tokens: most tokens of a prompt microbatch, padding included; a longer prompt goes alone. None: any.
         most_prompts: prompt microbatches under way at once; more would only wait inside the pipeline.
         scheduling: ``row`` refills a row as soon as it is free; ``microbatch`` waits until the whole microbatch is.
     """
@@ -54,9 +55,11 @@ class Admission:
         prompt_rows: int,
         most_prompts: int,
         scheduling: Scheduling,
+        prompt_tokens: int | None = None,
     ) -> None:
         self._microbatch_rows = microbatch_rows
         self._prompt_rows = prompt_rows
+        self._prompt_tokens = prompt_tokens
         self._most_prompts = most_prompts
         self._scheduling = scheduling
         self._queue: deque[Request] = deque()
@@ -77,6 +80,7 @@ class Admission:
             num_microbatches=token.in_flight,
             microbatch_rows=token.microbatch_rows,
             prompt_rows=plan.prompt_rows,
+            prompt_tokens=plan.prompt_tokens,
             most_prompts=prompt.depth + 1,
             scheduling=plan.scheduling,
         )
@@ -119,7 +123,7 @@ class Admission:
             return ()
         if not self._assigned:
             self._assign()
-        rows = tuple(self._assigned.popleft() for _ in range(min(self._prompt_rows, len(self._assigned))))
+        rows = tuple(self._assigned.popleft() for _ in range(self._num_that_fit()))
         if rows:
             self._prompts_under_way.add(frozenset(row.row_id for row in rows))
         return rows
@@ -183,6 +187,17 @@ class Admission:
                 break
             slots.append(Slot(microbatch=microbatch, row_index=free[microbatch].pop(0)))
         return slots
+
+    def _num_that_fit(self) -> int:
+        """How many assigned rows the next prompt microbatch takes; its tensor is as long as its longest prompt."""
+        longest = count = 0
+        for row in self._assigned:
+            longest = max(longest, len(row.request.prompt_tokens))
+            is_over = self._prompt_tokens is not None and (count + 1) * longest > self._prompt_tokens
+            if count == self._prompt_rows or (count and is_over):
+                break
+            count += 1
+        return count
 
     def _pick(self, most: int) -> list[Request]:
         """The head of the queue and, from a window behind it, the requests nearest to it in length."""

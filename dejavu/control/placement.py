@@ -29,6 +29,7 @@ class Declared:
     """Explicit ranges [a, b) of the prompt (or colocated) pipeline; None: cut evenly."""
     token_layers: LayerPairs | None = None
     prompt_rows: int
+    prompt_tokens: int | None = None
     token_rows: int
     in_flight: int | None = None
     """Token microbatches under way; None: one for each stage."""
@@ -60,6 +61,7 @@ def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
         pipelines=_pipelines(declared, model),
         model=model,
         prompt_rows=declared.prompt_rows,
+        prompt_tokens=declared.prompt_tokens,
         scheduling=declared.scheduling,
         device=declared.device,
         threads_per_worker=declared.threads_per_worker,

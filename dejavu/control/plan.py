@@ -75,6 +75,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSpec
     prompt_rows: int
     """Most rows of a prompt microbatch; in a colocated pipeline it differs from the token microbatch's."""
+    prompt_tokens: int | None = None
+    """Most tokens of a prompt microbatch, padding included; None: no limit."""
     scheduling: Scheduling
     device: str
     threads_per_worker: int

@@ -15,7 +15,11 @@ def summary(plan: Plan) -> Mapping[str, object]:
         "epoch": plan.epoch,
         "mode": plan.mode,
         "pipelines": [_pipeline(plan, pipeline) for pipeline in plan.pipelines],
-        "microbatch": {"prompt": plan.prompt_rows, "token": plan.token_pipeline.microbatch_rows},
+        "microbatch": {
+            "prompt": plan.prompt_rows,
+            "prompt_tokens": plan.prompt_tokens,
+            "token": plan.token_pipeline.microbatch_rows,
+        },
         "in_flight": plan.token_pipeline.in_flight,
         "scheduling": plan.scheduling,
         "swapping": False,

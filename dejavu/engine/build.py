@@ -14,6 +14,7 @@ from dejavu.control.plan import Place, Plan, Stage
 from dejavu.control.ring import Ring
 from dejavu.engine.compute import StageCompute
 from dejavu.engine.engine import Engine
+from dejavu.engine.heap import keep_freed_memory
 from dejavu.engine.host import Host
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.landing import Landing
@@ -67,6 +68,7 @@ def load_stage(plan: Plan, place: Place, recorder: SpanRecorder) -> LoadedStage:
     """The stage's own tensors and its pool are in memory. Raises ConfigError for weights that do not fit the plan."""
     torch.set_num_threads(plan.threads_per_worker)
     _check_model(plan)
+    keep_freed_memory()
     layers = place.stage.layers
     with recorder.span("load", "load", first_layer=layers.start, stop_layer=layers.stop):
         model = StageModel.load(plan.model, layers, plan.device)

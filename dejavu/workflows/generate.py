@@ -31,6 +31,7 @@ from dejavu.workflows.preparation import Prepared, prepare
 logger = logging.getLogger(__name__)
 
 _REPORT_TIMEOUT_S = 30.0
+_SHOW_INTERVAL_S = 0.25
 
 
 class Recorder:
@@ -41,24 +42,29 @@ class Recorder:
         self._progress = progress
         self._num_requests = num_requests
         self._num_tokens = 0
+        self._num_failed = 0
+        self._shown_s = 0.0
         self.completions: list[Completion] = []
         self.token_times: dict[RequestId, Sequence[float]] = {}
 
     def token(self, request_id: RequestId, at_s: float) -> None:
         """One more token has come."""
         self._num_tokens += 1
-        self._show()
+        # Not at every token: showing costs more than counting, and the cores are the workers'.
+        if at_s - self._shown_s > _SHOW_INTERVAL_S:
+            self._shown_s = at_s
+            self._show()
 
     def ended(self, completion: Completion, token_times_s: Sequence[float]) -> None:
         """The request's line is on disk."""
         self._writer.write(completion)
         self.completions.append(completion)
+        self._num_failed += completion.finish_reason == "error"
         self.token_times[completion.id] = token_times_s
         self._show()
 
     def _show(self) -> None:
-        failed = sum(completion.finish_reason == "error" for completion in self.completions)
-        self._progress.requests(len(self.completions), self._num_requests, self._num_tokens, failed)
+        self._progress.requests(len(self.completions), self._num_requests, self._num_tokens, self._num_failed)
 
 
 def run(config: Config, output: Path) -> None:

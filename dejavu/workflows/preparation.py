@@ -80,6 +80,7 @@ def declared(config: Config) -> Declared:
         prompt_layers=_pairs(strategy.layers.colocated if is_colocated else strategy.layers.prompt),
         token_layers=_pairs(strategy.layers.token),
         prompt_rows=strategy.microbatch.prompt,
+        prompt_tokens=strategy.microbatch.prompt_tokens,
         token_rows=strategy.microbatch.token,
         in_flight=strategy.in_flight,
         scheduling="row" if strategy.scheduling.name == "row" else "microbatch",

@@ -169,3 +169,22 @@ def test_the_plans_admission_has_the_token_pipelines_rows() -> None:
         taken += len(rows)
         made.prompt_done(ids(rows), ())
     assert taken == 3 * 2
+
+
+def test_a_prompt_microbatch_takes_no_more_tokens_than_its_limit_padding_included() -> None:
+    made = Admission(
+        num_microbatches=1,
+        microbatch_rows=8,
+        prompt_rows=4,
+        most_prompts=9,
+        scheduling="row",
+        prompt_tokens=20,
+    )
+    for number, length in enumerate((10, 9, 8, 50, 3, 3)):
+        made.enqueue(Request(id=RequestId(f"q{number}"), prompt_tokens=(1,) * length, max_tokens=1))
+    sizes = []
+    while rows := made.next_prompt():
+        sizes.append([len(row.request.prompt_tokens) for row in rows])
+    assert sorted(length for batch in sizes for length in batch) == [3, 3, 8, 9, 10, 50]
+    assert all(len(batch) == 1 or len(batch) * max(batch) <= 20 for batch in sizes)
+    assert [10, 9] in sizes
