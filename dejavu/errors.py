@@ -21,10 +21,6 @@ class InfeasibleError(DejavuError):
     """The declaration is well formed but cannot be met (memory, layers, workers). Exit code 3."""
 
 
-class RequestRefused(DejavuError):
-    """One request cannot be served; its ``completions.jsonl`` line says why, the others are unharmed."""
-
-
 class Retryable(DejavuError):
     """The outcome is unknown or the failure may pass; the caller may try again."""
 

@@ -105,11 +105,6 @@ class ProcessLauncher:
         threading.Thread(target=self._wait, args=(name, process), name=f"wait-{name}", daemon=True).start()
         logger.info("worker %s starts as process %d, log %s", name, process.pid, self.log_of(name))
 
-    def pid_of(self, name: WorkerName) -> int:
-        """The process id of the worker. Raises KeyError for one never started."""
-        with self._lock:
-            return self._processes[name].pid
-
     def running(self) -> frozenset[WorkerName]:
         """Workers whose process was started and whose end is not among ``exits`` yet."""
         with self._lock:

@@ -50,12 +50,13 @@ def check_config(config: Config) -> None:
     """Raises ConfigError for a declaration that cannot be run, as far as that shows without a model or a process."""
     # Imported when needed: help, completion and most mistakes are answered without them.
     from dejavu.models.source import check as check_model
-    from dejavu.workflows.preparation import model_source
+    from dejavu.workflows.preparation import check_shape_early, model_source
     from dejavu.workload import check as check_workload
 
     validate(config)
     check_paths(config)
     check_model(model_source(config.model))
+    check_shape_early(config)
     check_workload(config.workload)
 
 

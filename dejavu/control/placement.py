@@ -8,6 +8,7 @@ from dejavu.control.layers import balanced_layers, explicit_layers
 from dejavu.control.plan import Mode, Pipeline, PipelineKind, Place, Plan, Scheduling, Stage
 from dejavu.errors import ConfigError, InfeasibleError
 from dejavu.ids import Epoch, WorkerName
+from dejavu.kv.layout import LayerRange
 from dejavu.models.spec import ModelSpec
 
 _COLOCATED_HEAD_SHARE = 0.25
@@ -42,9 +43,16 @@ class Declared:
     timeout_s: float = 60.0
 
     @property
+    def depths(self) -> tuple[tuple[PipelineKind, int], ...]:
+        """The pipelines of the mode and their stages."""
+        if self.mode == "colocated":
+            return (("colocated", self.colocated_depth),)
+        return (("prompt", self.prompt_depth), ("token", self.token_depth))
+
+    @property
     def num_needed(self) -> int:
         """Workers that the strategy needs."""
-        return self.colocated_depth if self.mode == "colocated" else self.prompt_depth + self.token_depth
+        return sum(depth for _, depth in self.depths)
 
 
 def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
@@ -70,6 +78,13 @@ def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
     if declared.device_memory_bytes is not None:
         _check_memory(plan, declared.device_memory_bytes)
     return plan
+
+
+def check_shape(declared: Declared, num_layers: int) -> None:
+    """Workers, depths and explicit ranges fit each other and a model of so many layers. Raises ConfigError."""
+    _check_workers(declared)
+    for kind, depth in declared.depths:
+        _cut(declared, num_layers, kind, depth, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +137,7 @@ def _pipelines(declared: Declared, model: ModelSpec) -> tuple[Pipeline, ...]:
 def _pipeline(
     declared: Declared, model: ModelSpec, kind: PipelineKind, depth: int, first_worker: int, last_extra: float
 ) -> Pipeline:
-    subject = {"prompt": "strategy.split.prompt", "token": "strategy.split.token", "colocated": "strategy.stages"}[kind]
-    explicit = declared.token_layers if kind == "token" else declared.prompt_layers
-    if explicit is not None:
-        ranges = explicit_layers(explicit, model.num_layers, depth, f"{subject}={depth}")
-    else:
-        ranges = balanced_layers(model.num_layers, depth, last_extra=last_extra, subject=f"{subject}={depth}")
+    ranges = _cut(declared, model.num_layers, kind, depth, last_extra)
     in_flight = 1 if kind == "prompt" else declared.in_flight or depth
     return Pipeline(
         kind=kind,
@@ -138,6 +148,17 @@ def _pipeline(
         microbatch_rows=declared.prompt_rows if kind == "prompt" else declared.token_rows,
         in_flight=in_flight,
     )
+
+
+def _cut(
+    declared: Declared, num_layers: int, kind: PipelineKind, depth: int, last_extra: float
+) -> tuple[LayerRange, ...]:
+    key = {"prompt": "strategy.split.prompt", "token": "strategy.split.token", "colocated": "strategy.stages"}[kind]
+    subject = f"{key}={depth}"
+    explicit = declared.token_layers if kind == "token" else declared.prompt_layers
+    if explicit is not None:
+        return explicit_layers(explicit, num_layers, depth, subject)
+    return balanced_layers(num_layers, depth, last_extra=last_extra, subject=subject)
 
 
 def _check_memory(plan: Plan, device_memory_bytes: int) -> None:

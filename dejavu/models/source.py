@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dejavu.errors import ConfigError, nearest
 from dejavu.models.checkpoint import weight_files
-from dejavu.models.families import FAMILIES, family_of
+from dejavu.models.families import FAMILIES, family_of, read_json
 from dejavu.models.made_folder import Progress
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -74,6 +74,21 @@ def check(source: ModelSource) -> None:
         _check_hub_name(source.name)
     elif source.kind.startswith(_TINY):
         _check_tiny(source)
+
+
+def known_num_layers(source: ModelSource) -> int | None:
+    """Layers of a model that ``check`` has passed, as far as that is known without a download; None for a hub's."""
+    if source.kind == "hub":
+        return None
+    if source.kind == "local":
+        raw = read_json(_local_folder(source.path) / "config.json")
+        layers = raw.get("num_hidden_layers", raw.get("n_layer"))
+        return layers if isinstance(layers, int) else None
+    if source.kind.startswith(_TINY):
+        return source.num_layers
+    from dejavu.models.smollm2 import NUM_LAYERS
+
+    return NUM_LAYERS
 
 
 def resolve(source: ModelSource, cache: Path, progress: Progress) -> Path:

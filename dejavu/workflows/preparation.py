@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu.config import Config, ModelConfig, StrategyMode
-from dejavu.control.placement import Declared, LayerPairs, place
+from dejavu.control.placement import Declared, LayerPairs, check_shape, place
 from dejavu.control.plan import Plan
 from dejavu.errors import ConfigError
 from dejavu.ids import Epoch
-from dejavu.models.source import ModelSource, cache_folder, has_tokenizer, resolve
+from dejavu.models.source import ModelSource, cache_folder, has_tokenizer, known_num_layers, resolve
 from dejavu.models.spec import ModelSpec, describe
 from dejavu.models.tokenizer import TextCodec
 from dejavu.report.progress import Progress, Unit
@@ -52,6 +52,13 @@ def prepare_model(config: ModelConfig, progress: Progress) -> ModelSpec:
     folder = resolve(model_source(config), cache_folder(), show)
     dtype = None if config.dtype is None else config.dtype.value
     return describe(folder, dtype, config.max_length)
+
+
+def check_shape_early(config: Config) -> None:
+    """Depths and ranges fit the model as far as its layers are known by now. Milliseconds. Raises ConfigError."""
+    num_layers = known_num_layers(model_source(config.model))
+    if num_layers is not None:
+        check_shape(declared(config), num_layers)
 
 
 def model_source(config: ModelConfig) -> ModelSource:

@@ -23,7 +23,7 @@ TTL_S = 2
 
 def during(outage: Callable[[], None], kit: Kit) -> None:
     """Requests are served before, through and after the outage, and their tokens are right."""
-    requests = ragged_requests(40, vocab_size=kit.plan.model.vocab_size, seed=3, max_tokens=60)
+    requests = ragged_requests(16, vocab_size=kit.plan.model.vocab_size, seed=3, max_tokens=50)
     thread = threading.Thread(target=outage)
     thread.start()
     served = 0
@@ -38,7 +38,7 @@ _EXPECTED: dict[Path, object] = {}
 
 def expected(kit: Kit) -> object:
     if kit.folder not in _EXPECTED:
-        requests = ragged_requests(40, vocab_size=kit.plan.model.vocab_size, seed=3, max_tokens=60)
+        requests = ragged_requests(16, vocab_size=kit.plan.model.vocab_size, seed=3, max_tokens=50)
         _EXPECTED[kit.folder] = reference_tokens(kit.folder, requests)
     return _EXPECTED[kit.folder]
 
