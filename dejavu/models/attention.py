@@ -1,6 +1,6 @@
 """Attention for right-padded prompts and for steps over views of long buffers, registered with transformers.
 
-Shape legend in ``cache.py``; Q query heads.
+Shape legend in ``cache.py``; Q query heads, G of them for each kv head.
 """
 
 from __future__ import annotations
@@ -27,26 +27,37 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention output [B, T, Q, D] of query [B, Q, T, D] over key and value [B, H, S, D].
 
-    Without a mask the pass is a fresh prompt (S = T, causal). A bool mask [B or 1, 1, T, S] is True where to attend.
+    Without a mask the pass is a fresh prompt (S = T, causal). A mask [B or 1, 1, T, S] is True where to attend, or
+    a float one to add to the scores.
     """
     batch, num_heads, num_positions, head_dim = query.shape
+    if attention_mask is None or num_positions > 1:
+        return attend_prompt(query, key, value, attention_mask, scaling).transpose(1, 2), None
     num_kv_heads = key.shape[1]
-    if attention_mask is None:
-        out = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=num_heads != num_kv_heads
+    grouped = query.reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    out = attend_step(grouped, key, value, attention_mask, scaling)
+    return out.reshape(batch, 1, num_heads, head_dim), None
+
+
+def attend_prompt(query_BQTD: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Attention output [B, Q, T, D] of fresh prompts over their own keys and values [B, H, T, D]; no mask is causal."""
+    group = query_BQTD.shape[1] // keys.shape[1]
+    if mask is None:
+        return F.scaled_dot_product_attention(
+            query_BQTD, keys, values, is_causal=True, scale=scaling, enable_gqa=group > 1
         )
-    elif num_positions == 1:
-        # The query heads of a group stand in for positions: no copy of K and V, whose repetition costs
-        # several times the attention itself (bf16 most of all).
-        grouped = query.reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-        out = out.reshape(batch, num_heads, 1, head_dim)
-    else:
-        # A masked prompt with grouped heads would leave the fused kernels on CUDA; here K and V are short.
-        group = num_heads // num_kv_heads
-        key, value = _repeat(key, group), _repeat(value, group)
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return out.transpose(1, 2), None
+    # A masked prompt with grouped heads would leave the fused kernels on CUDA; here K and V are short.
+    keys, values = _repeat(keys, group), _repeat(values, group)
+    return F.scaled_dot_product_attention(query_BQTD, keys, values, attn_mask=mask, scale=scaling)
+
+
+def attend_step(query_BHGD: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Attention output [B, H, G, D] of one position's G query heads of each kv head over [B, H, S, D].
+
+    The heads of a group stand in for positions: no copy of K and V, whose repetition costs several times the
+    attention itself (bf16 most of all).
+    """
+    return F.scaled_dot_product_attention(query_BHGD, keys, values, attn_mask=mask, scale=scaling)
 
 
 def _repeat(states_BHSD: Tensor, group: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The supported model families: where transformers keeps the parts of each, and how its layers are called.
 
-Only this file, ``stage.py``, ``stage_parts.py`` and ``attention.py`` know transformers' internals (5.24).
+Only this file, ``stage.py``, ``stage_parts.py``, ``fused_layer.py`` and ``attention.py`` know transformers'
+internals (5.24).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from dejavu.errors import ConfigError
 from dejavu.kv.layout import LayerRange
 from dejavu.models import attention, families
 from dejavu.models.cache import KvSink, SinkCache
+from dejavu.models.fused_layer import FusedLayer, FusedPass
 from dejavu.models.packing import held_bytes
 from dejavu.models.spec import ModelSpec
 from dejavu.models.stage_parts import HEAD, layer_part, load_parts
@@ -118,21 +119,31 @@ class StageModel:
         family = self._family
         hidden_BTE = families.embed(family, self._parts, inputs, shared.positions_BT) if self.first else inputs
         rotary = self._parts["rotary_emb"](hidden_BTE, shared.positions_BT) if family.uses_rotary else None
-        alibi = self._alibi(len(inputs), shared.num_positions)
-        cache = SinkCache(sink, shared.num_positions)
         masks = {window: shared.mask_of(window) for window in set(self._windows)}
+        call = self._caller(shared, sink, rotary, len(inputs))
         for layer, window in zip(self._layers, self._windows, strict=True):
-            hidden_BTE = families.call_layer(
-                family,
-                layer,
-                hidden_BTE,
-                mask=masks[window],
-                cache=cache,
-                positions_BT=shared.positions_BT,
-                rotary=rotary,
-                alibi=alibi,
-            )
+            hidden_BTE = call(layer, hidden_BTE, masks[window])
         return hidden_BTE
+
+    def _caller(
+        self, shared: _Pass, sink: KvSink, rotary: tuple[Tensor, Tensor] | None, batch: int
+    ) -> Callable[[Any, Tensor, Tensor | None], Tensor]:
+        """How a layer of this pass is called: hidden states and mask in, hidden states out."""
+        if rotary is not None and all(isinstance(layer, FusedLayer) for layer in self._layers):
+            one_pass = FusedPass.of(rotary, sink, shared.num_positions)
+            return lambda layer, hidden_BTE, mask: layer.run(hidden_BTE, one_pass, mask)
+        alibi = self._alibi(batch, shared.num_positions)
+        cache = SinkCache(sink, shared.num_positions)
+        return lambda layer, hidden_BTE, mask: families.call_layer(
+            self._family,
+            layer,
+            hidden_BTE,
+            mask=mask,
+            cache=cache,
+            positions_BT=shared.positions_BT,
+            rotary=rotary,
+            alibi=alibi,
+        )
 
     def _logits(self, hidden_BE: Tensor) -> Tensor:
         # A strided input would take another matmul path with other roundings.
@@ -154,5 +165,8 @@ class StageModel:
 
     def _step_mask(self, positions_B: Tensor, num_positions: int, window: int | None) -> Tensor:
         mask = attention.step_mask(positions_B, num_positions, window)
-        # BLOOM adds its mask to the scores: a bool one would be added as 0 and 1.
-        return attention.additive(mask, self.dtype) if self._family.uses_alibi else mask
+        if self._family.uses_alibi:
+            # BLOOM adds its mask to the scores: a bool one would be added as 0 and 1.
+            return attention.additive(mask, self.dtype)
+        # On a CPU every layer would turn a bool mask into this.
+        return attention.additive(mask, torch.float32) if self.device.type == "cpu" else mask

@@ -14,6 +14,7 @@ from dejavu.kv.layout import LayerRange
 from dejavu.models import attention, families
 from dejavu.models.checkpoint import Checkpoint
 from dejavu.models.families import Family
+from dejavu.models.fused_layer import FusedLayer, can_fuse
 from dejavu.models.packing import can_pack, pack_linears
 from dejavu.models.spec import ModelSpec
 
@@ -43,10 +44,13 @@ def load_parts(spec: ModelSpec, layers: LayerRange, device: torch.device, config
         # Its frequencies are no weights: built on meta they would be garbage that nothing reports.
         rotary: Any = base.rotary_emb
         parts["rotary_emb"] = type(rotary)(config).to(device)
+    fuses = _fuses(filler, base.get_submodule(family.layers), config)
     for layer in layers.indices:
         module = base.get_submodule(f"{family.layers}.{layer}")
         filler.fill(module, family.layer_tensor_prefix(layer))
-        parts[layer_part(layer)] = filler.packed(module) if _may_pack(config) else module
+        parts[layer_part(layer)] = _packed_layer(filler, module, config, fuses)
+        # The skeleton lives until all layers are loaded; it may not keep what packing has copied.
+        base.get_submodule(family.layers)[layer] = nn.Identity()  # type: ignore[operator]
     if last:
         parts |= filler.fill_named(base, (family.norm, *family.last_extras))
         parts[HEAD] = _head(filler, skeleton, config, parts.get(family.embedding))
@@ -65,6 +69,17 @@ def _build_on_meta(family: Family, config: Any, dtype: torch.dtype) -> nn.Module
         # Always from the full config: a trimmed one changes values that layers read while they are made.
         model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
     return model
+
+
+def _fuses(filler: _Filler, layers: nn.Module, config: Any) -> bool:
+    """True when all layers can be fused: one way of calling them serves a whole pass."""
+    return filler.packs and filler.family.uses_rotary and all(can_fuse(layer, config) for layer in layers.children())
+
+
+def _packed_layer(filler: _Filler, layer: nn.Module, config: Any, fuses: bool) -> nn.Module:
+    if fuses:
+        return FusedLayer(layer)
+    return filler.packed(layer) if _may_pack(config) else layer
 
 
 def _may_pack(config: Any) -> bool:
