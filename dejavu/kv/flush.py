@@ -5,7 +5,7 @@ A destination is anything with ``put``; another kind of memory is another class 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -57,6 +57,18 @@ class RemoteMemory:
     def put(self, header: bytes, payload: memoryview) -> Future[None]:
         """The payload is queued for the peer as one message."""
         return self.sender.send(self.owner, header, (payload,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destinations:
+    """The ``Sender`` of owners that are destinations of this process, such as a DiskMemory for each."""
+
+    by_owner: Mapping[str, Destination]
+
+    def send(self, owner: str, header: bytes, payload: Sequence[memoryview]) -> Future[None]:
+        """The owner's destination takes the message. Raises KeyError for an owner without one."""
+        whole = payload[0] if len(payload) == 1 else memoryview(b"".join(payload))
+        return self.by_owner[owner].put(header, whole)
 
 
 def flush(header: bytes, payload: memoryview, destination: Destination) -> Future[None]:

@@ -14,6 +14,7 @@ from dejavu.kv.chunk import ChunkCorrupt, decode_message, seal
 from dejavu.kv.layout import KvLayout, LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.primitives import (
+    Destinations,
     LandedRow,
     LocalMemory,
     RemoteMemory,
@@ -75,6 +76,14 @@ def test_flush_to_a_peer_sends_one_message() -> None:
     post = Post()
     flush(b"header", memoryview(b"abcd"), RemoteMemory(owner="t0", sender=post))
     assert post.sent == [("t0", b"header", b"abcd")]
+
+
+def test_owners_of_this_process_get_their_messages_whole() -> None:
+    first, second = torch.zeros(4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+    sender = Destinations(by_owner={"t0": LocalMemory(into=first), "t1": LocalMemory(into=second)})
+    assert sender.send("t1", b"", (memoryview(b"ab"), memoryview(b"cd"))).done()
+    assert sender.send("t0", b"", (memoryview(b"wxyz"),)).done()
+    assert (bytes(first.tolist()), bytes(second.tolist())) == (b"wxyz", b"abcd")
 
 
 def test_local_memory_that_is_too_small_or_not_contiguous_is_refused() -> None:
