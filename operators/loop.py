@@ -42,6 +42,7 @@ class ClusterOperator:
         spec, plan_value: what the store is to hold.
         patience_s: how long a worker's lease may be gone before the run fails.
         on_failure: told once why the run cannot go on, on the operator's thread.
+        wake: set by whoever knows that something has happened, such as the launcher.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ClusterOperator:
         clock: Clock,
         patience_s: float,
         on_failure: Callable[[str, WorkerName | None], None],
+        wake: threading.Event | None = None,
     ) -> None:
         self._plan = plan
         self._spec = spec
@@ -69,7 +71,7 @@ class ClusterOperator:
         self._observed: Observed | None = None
         self._has_failed = False
         self._is_stopped = False
-        self._wake = threading.Event()
+        self._wake = wake or threading.Event()
         self._serving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
 

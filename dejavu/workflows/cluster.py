@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -102,12 +103,22 @@ def _store(config: StoreConfig, output: Path) -> Iterator[StoreSpec]:
             etcd.stop()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Desk:
+    """The controller's place: where it listens, what it proves itself with, and its claim on the cluster's name."""
+
+    clock: SystemClock
+    secret: str
+    mailbox: Mailbox
+    transport: Transport
+    entry: ControllerEntry
+    board: StoreBoard
+
+
 @contextmanager
-def _on_store(
-    config: Config, plan: Plan, output: Path, progress: Progress, store: StoreSpec, worker_command: Sequence[str]
-) -> Iterator[RunningCluster]:
-    keys, clock, secret = Keys(config.cluster.name), SystemClock(), secrets.token_hex(16)
-    failure = Failure()
+def _desk(config: Config, plan: Plan, store: StoreSpec) -> Iterator[_Desk]:
+    """This process is the cluster's only controller and listens."""
+    clock, secret = SystemClock(), secrets.token_hex(16)
     with ExitStack() as stack:
         client = StoreClient(store)
         stack.callback(client.close)
@@ -122,44 +133,54 @@ def _on_store(
             pid=os.getpid(),
             address=transport.listen(mailbox, host=config.cluster.host),
         )
-        board = StoreBoard(client, keeper, keys)
+        board = StoreBoard(client, keeper, Keys(config.cluster.name))
         board.claim(entry, clock, lease_ttl_s=config.cluster.lease_ttl_s)
-        operator: ClusterOperator | None = None
+        yield _Desk(clock=clock, secret=secret, mailbox=mailbox, transport=transport, entry=entry, board=board)
 
-        def wake() -> None:
-            if operator is not None:
-                operator.wake()
 
+@contextmanager
+def _on_store(
+    config: Config, plan: Plan, output: Path, progress: Progress, store: StoreSpec, worker_command: Sequence[str]
+) -> Iterator[RunningCluster]:
+    failure, wake = Failure(), threading.Event()
+    with ExitStack() as stack:
+        desk = stack.enter_context(_desk(config, plan, store))
         launcher = ProcessLauncher(
-            lambda name: encode_json(_worker_spec(config, store, secret, name)),
+            lambda name: encode_json(_worker_spec(config, store, desk.secret, name)),
             output / "workers",
             num_threads=plan.threads_per_worker,
-            on_exit=wake,
+            on_exit=wake.set,
             command=worker_command,
         )
-
-        def failed(reason: str, worker: WorkerName | None) -> None:
-            failure.reason = with_log_tail(reason, worker, launcher)
-            mailbox.post(PeerLost(peer=worker or "cluster", reason=reason))
-
-        operator = ClusterOperator(
-            plan=plan,
-            spec=encode_json(_declared_state(config)),
-            plan_value=encode_json(plan),
-            board=board,
-            launcher=launcher,
-            clock=clock,
-            patience_s=_PATIENCE_TTLS * config.cluster.lease_ttl_s + _PATIENCE_S,
-            on_failure=failed,
-        )
+        operator = _operator(config, plan, desk, launcher, failure, wake)
         # The operator's thread starts the workers, and the kernel ties them to it: it ends after they have.
         stack.callback(operator.stop)
         stack.callback(launcher.stop)
         operator.start()
         _wait_serving(operator, plan, failure, progress, config.cluster.start_timeout_s)
-        links = _link(plan, operator, transport, mailbox, config.cluster.name, entry, clock)
+        links = _link(config.cluster.name, plan, operator, desk)
         stack.callback(_part, links, launcher)
         yield RunningCluster(links=links, launcher=launcher, store=store, failure=failure)
+
+
+def _operator(
+    config: Config, plan: Plan, desk: _Desk, launcher: ProcessLauncher, failure: Failure, wake: threading.Event
+) -> ClusterOperator:
+    def failed(reason: str, worker: WorkerName | None) -> None:
+        failure.reason = with_log_tail(reason, worker, launcher)
+        desk.mailbox.post(PeerLost(peer=worker or "cluster", reason=reason))
+
+    return ClusterOperator(
+        plan=plan,
+        spec=encode_json(_declared_state(config)),
+        plan_value=encode_json(plan),
+        board=desk.board,
+        launcher=launcher,
+        clock=desk.clock,
+        patience_s=_PATIENCE_TTLS * config.cluster.lease_ttl_s + _PATIENCE_S,
+        on_failure=failed,
+        wake=wake,
+    )
 
 
 def with_log_tail(reason: str, worker: WorkerName | None, launcher: ProcessLauncher) -> str:
@@ -188,26 +209,18 @@ def _wait_serving(
     progress.phase("workers ready", total, total)
 
 
-def _link(
-    plan: Plan,
-    operator: ClusterOperator,
-    transport: Transport,
-    mailbox: Mailbox,
-    cluster: str,
-    entry: ControllerEntry,
-    clock: SystemClock,
-) -> ClusterLinks:
-    hello = Hello(cluster=cluster, name=CONTROLLER, incarnation=entry.incarnation, epoch=plan.epoch)
+def _link(cluster: str, plan: Plan, operator: ClusterOperator, desk: _Desk) -> ClusterLinks:
+    hello = Hello(cluster=cluster, name=CONTROLLER, incarnation=desk.entry.incarnation, epoch=plan.epoch)
     peers = Peers(
-        transport,
+        desk.transport,
         hello,
         timeout_s=plan.timeout_s,
-        on_failed=lambda peer, reason: mailbox.post(PeerLost(peer=peer, reason=reason)),
+        on_failed=lambda peer, reason: desk.mailbox.post(PeerLost(peer=peer, reason=reason)),
     )
     members = (operator.observed.members if operator.observed is not None else None) or {}
     for name in plan.workers:
         peers.connect(name, members[name].address, timeout_s=plan.timeout_s)
-    return ClusterLinks(plan, peers, mailbox, clock)
+    return ClusterLinks(plan, peers, desk.mailbox, desk.clock)
 
 
 def _part(links: ClusterLinks, launcher: ProcessLauncher) -> None:

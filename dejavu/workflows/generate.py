@@ -13,7 +13,6 @@ from dejavu.config import Config
 from dejavu.control.plan import Plan
 from dejavu.control.summary import summary
 from dejavu.engine import messages as m
-from dejavu.errors import DejavuError
 from dejavu.ids import RequestId
 from dejavu.report.completions import CompletionWriter
 from dejavu.report.counters import WorkerCounters
@@ -23,7 +22,7 @@ from dejavu.report.progress import Progress, RichProgress
 from dejavu.report.spans import Span
 from dejavu.report.tables import StageRow, render_report
 from dejavu.report.timeline import write_timeline
-from dejavu.request import Completion
+from dejavu.request import Completion, Request
 from dejavu.serving.controller import Controller
 from dejavu.workflows.cluster import RunningCluster, running_cluster
 from dejavu.workflows.preparation import Prepared, prepare
@@ -63,6 +62,15 @@ class Recorder:
         self.token_times[completion.id] = token_times_s
         self._show()
 
+    def metrics(self, counters: Mapping[str, WorkerCounters], wall_s: float) -> Metrics:
+        """What has been done so far, in figures."""
+        return summarize(self.completions, self.token_times, counters, wall_s, num_submitted=self._num_requests)
+
+    def in_order(self, requests: Sequence[Request]) -> list[Completion]:
+        """The completions in the order of the requests, not of their ends."""
+        places = {request.id: place for place, request in enumerate(requests)}
+        return sorted(self.completions, key=lambda completion: places[completion.id])
+
     def _show(self) -> None:
         self._progress.requests(len(self.completions), self._num_requests, self._num_tokens, self._num_failed)
 
@@ -76,25 +84,20 @@ def run(config: Config, output: Path) -> None:
         with CompletionWriter(output / "completions.jsonl") as writer:
             recorder = Recorder(writer, progress, len(prepared.requests))
             start_s = clock.now()
+            counters: dict[str, WorkerCounters] = {}
+            spans: dict[str, list[Span]] = {}
+            wall_s: float | None = None
             try:
                 with running_cluster(config, prepared.plan, output, progress) as cluster:
                     start_s = clock.now()
                     wall_s = serve(cluster, prepared, recorder)
                     counters, spans = collect(cluster, prepared.plan)
-            except DejavuError:
-                partial = summarize(
-                    recorder.completions,
-                    recorder.token_times,
-                    {},
-                    clock.now() - start_s,
-                    num_submitted=len(prepared.requests),
-                )
-                write_metrics(output / "metrics.json", partial)
-                raise
-    metrics = summarize(recorder.completions, recorder.token_times, counters, wall_s)
-    write_metrics(output / "metrics.json", metrics)
-    write_timeline(output / "timeline.json", spans, start_s=start_s)
-    _render(console, counters, recorder.completions, metrics)
+            finally:
+                # Also of a run that failed or was interrupted: what it did until then.
+                metrics = recorder.metrics(counters, clock.now() - start_s if wall_s is None else wall_s)
+                write_metrics(output / "metrics.json", metrics)
+                write_timeline(output / "timeline.json", spans, start_s=start_s)
+    _render(console, counters, recorder.in_order(prepared.requests), metrics)
     console.print(f"output: {output}", highlight=False, soft_wrap=True)
 
 
