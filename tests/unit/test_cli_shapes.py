@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from harness.cluster_kit import configured
 
 from dejavu.errors import ConfigError
 from dejavu.workflows.preparation import check_shape_early
+
+from harness.cluster_kit import configured
 
 
 def refusal(*overrides: str) -> str:
