@@ -148,7 +148,7 @@ def test_the_summary_is_json_with_every_stage_and_its_memory() -> None:
     token = said["pipelines"][1]
     assert [stage["layers"] for stage in token["stages"]] == [[0, 3], [3, 6]]
     assert all(stage["predicted"]["kv_bytes"] > 0 for stage in token["stages"])
-    assert said["microbatch"] == {"prompt": 2, "token": 2}
+    assert said["microbatch"] == {"prompt": 2, "prompt_tokens": None, "token": 2}
 
 
 def test_a_member_survives_json_and_leaves_out_what_it_has_not() -> None:

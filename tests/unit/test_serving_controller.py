@@ -121,11 +121,18 @@ def test_requests_are_submitted_when_they_arrive() -> None:
     assert stand.lines["early"].end_s < 1.0 <= stand.lines["late"].end_s
 
 
-def test_a_row_that_fails_is_tried_a_second_time_and_then_ends_with_the_reason() -> None:
-    stand = Stand(split_plan(), rows_failed(1, while_prompt=True), rows_ended(1), rows_failed(2, while_prompt=True))
+def test_a_row_that_fails_is_tried_twice_more_and_then_ends_with_the_reason() -> None:
+    stand = Stand(
+        split_plan(),
+        rows_failed(1, while_prompt=True),
+        rows_ended(1),
+        rows_failed(2, while_prompt=True),
+        rows_ended(2),
+        rows_failed(3, while_prompt=True),
+    )
     stand.controller.serve([request()])
     assert (stand.lines["r"].finish_reason, stand.lines["r"].error) == ("error", "no KV")
-    assert len(stand.to("w0", m.RunPrompt)) == 2
+    assert len(stand.to("w0", m.RunPrompt)) == 3
 
 
 def test_the_second_attempt_starts_from_the_first_token_again() -> None:
@@ -168,6 +175,8 @@ def test_a_group_is_admitted_when_the_last_prompt_it_waited_for_has_failed() -> 
         rows_ended(1),
         rows_ended(2),
         rows_failed(3, while_prompt=True),
+        rows_ended(3),
+        rows_failed(4, while_prompt=True),
     )
     stand.controller.serve([request("a", 2), request("b", 2)])
     assert stand.lines["a"].tokens == (7, 8)
