@@ -20,7 +20,7 @@ from dejavu.control.member import Member, MemberState, encode_json
 from dejavu.control.plan import Place, Plan
 from dejavu.engine.cluster_view import ClusterView
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
-from dejavu.engine.peers import Peers
+from dejavu.engine.peers import CONTROLLER, Peers
 from dejavu.engine.worker_spec import WorkerSpec, decode_worker_spec
 from dejavu.errors import DejavuError, Fatal
 from dejavu.ids import IncarnationId, WorkerName
@@ -33,7 +33,6 @@ from dejavu.transport.factory import make_transport
 
 logger = logging.getLogger(__name__)
 
-CONTROLLER = "controller"
 _CLOSE_TIMEOUT_S = 3.0
 
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from dejavu.control.ring import Ring, StepRow
 from dejavu.engine import messages as m
 from dejavu.engine.compute import LayerHook, StageCompute, buffer_of, prompt_ids, tensor_of
-from dejavu.engine.host import CONTROLLER, Host
+from dejavu.engine.host import Host
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.mailbox import Event, PeerLost, Received, RowsLanded, RowsSpoilt, Wake
+from dejavu.engine.peers import CONTROLLER
 from dejavu.errors import Fatal, Retryable
 from dejavu.ids import Epoch, RowId
 from dejavu.kv.streamer import Streamer

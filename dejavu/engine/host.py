@@ -15,7 +15,7 @@ from dejavu.engine.compute import buffer_of
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.mailbox import Mailbox
 from dejavu.engine.meter import Meter
-from dejavu.engine.peers import Peers
+from dejavu.engine.peers import CONTROLLER, Peers
 from dejavu.ids import WorkerName
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import RowSpan
@@ -23,9 +23,6 @@ from dejavu.kv.streamer import Streamer
 from dejavu.models.stage import StageModel
 from dejavu.report.spans import SpanRecorder
 from dejavu.transport.base import Buffer
-
-CONTROLLER = "controller"
-"""The controller's name as a peer."""
 
 logger = logging.getLogger(__name__)
 

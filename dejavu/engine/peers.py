@@ -11,6 +11,9 @@ from dejavu.transport.base import Buffer, Hello, Link, Transport, TransportError
 
 logger = logging.getLogger(__name__)
 
+CONTROLLER = "controller"
+"""The controller's name as a peer."""
+
 
 class Peers:
     """Links that are up. ``on_failed(peer, reason)`` is called on the transport's thread when a send has failed."""

@@ -20,7 +20,7 @@ from dejavu.control.member import encode_json
 from dejavu.control.plan import Plan
 from dejavu.engine.cluster_view import ControllerEntry
 from dejavu.engine.mailbox import Mailbox, PeerLost
-from dejavu.engine.peers import Peers
+from dejavu.engine.peers import CONTROLLER, Peers
 from dejavu.engine.worker_spec import WorkerSpec
 from dejavu.errors import DejavuError
 from dejavu.ids import WorkerName
@@ -40,7 +40,6 @@ from operators.processes import WORKER_COMMAND, ProcessLauncher
 
 logger = logging.getLogger(__name__)
 
-CONTROLLER = "controller"
 _PATIENCE_TTLS = 3.0
 _PATIENCE_S = 5.0
 _LOG_LINES = 15

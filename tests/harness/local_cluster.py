@@ -15,9 +15,8 @@ from dejavu.control.placement import Declared, place
 from dejavu.control.plan import Plan
 from dejavu.engine import messages as m
 from dejavu.engine.build import BuiltStage, build_stage, load_stage
-from dejavu.engine.host import CONTROLLER
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
-from dejavu.engine.peers import Peers
+from dejavu.engine.peers import CONTROLLER, Peers
 from dejavu.ids import Epoch, WorkerName
 from dejavu.kv.pool import TORCH_DTYPES
 from dejavu.models.spec import ModelSpec

@@ -16,9 +16,10 @@ from dejavu.control.plan import Plan
 from dejavu.control.ring import AdmittedRow, Ring
 from dejavu.engine import messages as m
 from dejavu.engine.engine import Engine
-from dejavu.engine.host import CONTROLLER, Host
+from dejavu.engine.host import Host
 from dejavu.engine.mailbox import Event, Mailbox, PeerLost, Received, RowsSpoilt, Wake
 from dejavu.engine.meter import Meter
+from dejavu.engine.peers import CONTROLLER
 from dejavu.errors import Fatal
 from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.streamer import StreamStalled
