@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 """[start, stop)."""
+
+BOTH: Final[Span] = (0, 2)
+"""K (0) and V (1) of a cell."""
 
 Box: TypeAlias = tuple[Span, Span, Span]
 """Layers, heads and positions, each [start, stop) and never empty."""

@@ -1,4 +1,4 @@
-"""A chunk: K and V of a box of one row's cells as contiguous bytes, with a header that proves what they are.
+"""A chunk: a box of one row's cells as contiguous bytes, with a header that proves what they are.
 
 Payload order: [layer][K, V][head][position][head_dim]. The checksum covers the header's fields as well as the
 payload, so that bytes can neither change nor land under another row, layer, head or position unnoticed.
@@ -7,6 +7,7 @@ One message carries several chunks, because a transfer's fixed cost is paid per 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -14,13 +15,13 @@ import xxhash
 
 from dejavu.errors import Retryable
 from dejavu.ids import Epoch, RowId
-from dejavu.kv.box import Span
+from dejavu.kv.box import BOTH, Span
 from dejavu.kv.layout import KvLayout, LayerRange
 
 MAX_MESSAGE_HEADER_BYTES = 60 * 1024
 """Below the transport's limit, so that an envelope of the engine's still fits around it."""
 
-_CHUNK_HEADER_BYTES = 96
+_CHUNK_HEADER_BYTES = 100
 _MESSAGE_BYTES = 64
 
 
@@ -39,7 +40,9 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     dtype: str
     num_bytes: Annotated[int, msgspec.Meta(ge=0)]
     checksum: int
-    """xxh3_64 over the fields above and the payload."""
+    """xxh3_64 over the other fields and the payload."""
+    kinds: Span = BOTH
+    """K and V, or one of them (only where a transfer is one contiguous piece of a cache)."""
 
 
 class KvMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="kv"):
@@ -64,6 +67,7 @@ def seal(
     positions: Span,
     dtype: str,
     payload: memoryview,
+    kinds: Span = BOTH,
 ) -> ChunkHeader:
     """A header that names these bytes and vouches for them."""
     header = ChunkHeader(
@@ -75,6 +79,7 @@ def seal(
         dtype=dtype,
         num_bytes=payload.nbytes,
         checksum=0,
+        kinds=kinds,
     )
     return msgspec.structs.replace(header, checksum=_checksum(header, payload))
 
@@ -98,8 +103,11 @@ def why_misfit(header: ChunkHeader, layout: KvLayout, layers: LayerRange, heads:
         return f"heads {list(header.heads)}, here {list(heads)}"
     if not 0 <= header.positions[0] < header.positions[1] <= layout.max_length:
         return f"positions {list(header.positions)}, here at most {layout.max_length}"
-    num_cells = len(header.layers) * (header.heads[1] - header.heads[0]) * (header.positions[1] - header.positions[0])
-    expected_bytes = 2 * num_cells * layout.head_dim * layout.dtype_bytes
+    if not 0 <= header.kinds[0] < header.kinds[1] <= 2:
+        return f"kinds {list(header.kinds)} are neither K nor V"
+    spans = (header.kinds, header.heads, header.positions)
+    num_cells = len(header.layers) * math.prod(stop - start for start, stop in spans)
+    expected_bytes = num_cells * layout.head_dim * layout.dtype_bytes
     if header.num_bytes != expected_bytes:
         return f"{header.num_bytes} bytes, {expected_bytes} in {layout.fingerprint}"
     return None

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy
 
-from dejavu.kv.box import Span
+from dejavu.kv.box import BOTH, Span
 from dejavu.kv.layout import LayerRange
 
 
 class Coverage:
-    """A row's cells (layer, head, position) over [0, length), each covered or not; K and V arrive together."""
+    """A row's cells (layer, K or V, head, position) over [0, length), each covered or not."""
 
-    __slots__ = ("_covered_LHS", "_heads", "_layers", "_length", "_num_missing")
+    __slots__ = ("_covered_LCHS", "_heads", "_layers", "_length", "_num_missing")
 
     def __init__(self, layers: LayerRange, heads: Span, length: int) -> None:
         self._layers = layers
         self._heads = heads
         self._length = length
-        self._covered_LHS = numpy.zeros((len(layers), heads[1] - heads[0], length), dtype=numpy.bool_)
-        self._num_missing = self._covered_LHS.size
+        self._covered_LCHS = numpy.zeros((len(layers), 2, heads[1] - heads[0], length), dtype=numpy.bool_)
+        self._num_missing = self._covered_LCHS.size
 
     @property
     def num_missing(self) -> int:
@@ -39,19 +39,19 @@ class Coverage:
             and 0 <= positions[0] < positions[1] <= self._length
         )
 
-    def add(self, layers: LayerRange, heads: Span, positions: Span) -> int:
+    def add(self, layers: LayerRange, heads: Span, positions: Span, kinds: Span = BOTH) -> int:
         """The box is covered; returns how many of its cells were not before. Raises ValueError outside the row."""
         if not self.holds(layers, heads, positions):
             raise ValueError(f"layers {layers} heads {heads} positions {positions} lie outside {self.words}")
-        box = self._box(layers, heads, positions)
+        box = self._box(layers, heads, positions, kinds)
         num_new = int(box.size - numpy.count_nonzero(box))
         box[...] = True
         self._num_missing -= num_new
         return num_new
 
-    def covers(self, layers: LayerRange, heads: Span, positions: Span) -> bool:
+    def covers(self, layers: LayerRange, heads: Span, positions: Span, kinds: Span = BOTH) -> bool:
         """True when every cell of a box within the row has landed already."""
-        return bool(self._box(layers, heads, positions).all())
+        return bool(self._box(layers, heads, positions, kinds).all())
 
     @property
     def words(self) -> str:
@@ -59,18 +59,19 @@ class Coverage:
         whole = f"layers [{self._layers.start},{self._layers.stop}) heads {list(self._heads)} length {self._length}"
         if self.is_complete:
             return f"{whole}, complete"
-        layer, head, position = numpy.argwhere(~self._covered_LHS)[0].tolist()
+        layer, kind, head, position = numpy.argwhere(~self._covered_LCHS)[0].tolist()
         return (
-            f"{whole}, {self._num_missing} cells missing, first layer {layer + self._layers.start} "
+            f"{whole}, {self._num_missing} cells missing, first layer {layer + self._layers.start} {'KV'[kind]} "
             f"head {head + self._heads[0]} position {position}"
         )
 
     def _box(
-        self, layers: LayerRange, heads: Span, positions: Span
+        self, layers: LayerRange, heads: Span, positions: Span, kinds: Span
     ) -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.bool_]]:
         first_layer, first_head = self._layers.start, self._heads[0]
-        return self._covered_LHS[
+        return self._covered_LCHS[
             layers.start - first_layer : layers.stop - first_layer,
+            kinds[0] : kinds[1],
             heads[0] - first_head : heads[1] - first_head,
             positions[0] : positions[1],
         ]

@@ -123,17 +123,27 @@ class _Landing:
             raise ChunkCorrupt(f"{self._path} at {record.offset}: {misfit}")
         layers = self._holding.layers
         shared = intersect(_box(header), ((layers.start, layers.stop), self._holding.heads, (0, self._length)))
-        return None if shared is None or self._coverage.covers(LayerRange(*shared[0]), *shared[1:]) else shared
+        return (
+            None
+            if shared is None or self._coverage.covers(LayerRange(*shared[0]), *shared[1:], header.kinds)
+            else shared
+        )
 
     def put(self, header: ChunkHeader, box: Box, payload: memoryview) -> None:
         """The cells of ``box``, which lies in the chunk, are in their places."""
         chunk, holding = _box(header), self._holding
-        shape = (chunk[0][1] - chunk[0][0], 2, *(span[1] - span[0] for span in chunk[1:]), self._layout.head_dim)
+        kinds = slice(*header.kinds)
+        shape = (
+            chunk[0][1] - chunk[0][0],
+            header.kinds[1] - header.kinds[0],
+            *(span[1] - span[0] for span in chunk[1:]),
+            self._layout.head_dim,
+        )
         with torch.inference_mode():
             came = bytes_tensor(payload).view(self._cells_LCHTD.dtype).view(shape)
-            target = self._cells_LCHTD[_index(box, (holding.layers.start, holding.heads[0], 0))]
-            target.copy_(came[_index(box, (chunk[0][0], chunk[1][0], chunk[2][0]))])
-        self._coverage.add(LayerRange(*box[0]), *box[1:])
+            target = self._cells_LCHTD[_index(box, (holding.layers.start, holding.heads[0], 0), kinds)]
+            target.copy_(came[_index(box, (chunk[0][0], chunk[1][0], chunk[2][0]), slice(None))])
+        self._coverage.add(LayerRange(*box[0]), *box[1:], header.kinds)
 
     def result(self, row_id: RowId, corrupt: list[ChunkCorrupt]) -> LandedRow:
         """The whole row. Raises ChunkCorrupt or RowIncomplete when it is not whole."""
@@ -158,9 +168,9 @@ def _box(header: ChunkHeader) -> Box:
     return (header.layers.start, header.layers.stop), header.heads, header.positions
 
 
-def _index(box: Box, first: tuple[int, int, int]) -> tuple[slice, ...]:
+def _index(box: Box, first: tuple[int, int, int], kinds: slice) -> tuple[slice, ...]:
     layers, heads, positions = (slice(span[0] - start, span[1] - start) for span, start in zip(box, first, strict=True))
-    return layers, slice(None), heads, positions
+    return layers, kinds, heads, positions
 
 
 @contextmanager

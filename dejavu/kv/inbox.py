@@ -219,13 +219,13 @@ class KvInbox:
         if chunk.positions[1] > row.length:
             self._count_corrupt(chunk, tally, f"positions {list(chunk.positions)}, the row's length is {row.length}")
             return
-        if row.coverage.covers(chunk.layers, chunk.heads, chunk.positions):
+        if row.coverage.covers(chunk.layers, chunk.heads, chunk.positions, chunk.kinds):
             self._counters.duplicate += 1
             tally.dropped += 1
             return
         first = (self._holding.layers.start, self._holding.heads[0], 0)
         gather(chunk, payload, row.cells_LCHTD, first=first)
-        row.coverage.add(chunk.layers, chunk.heads, chunk.positions)
+        row.coverage.add(chunk.layers, chunk.heads, chunk.positions, chunk.kinds)
         self._counters.accepted += 1
         self._counters.bytes_landed += chunk.num_bytes
         if row.coverage.is_complete:

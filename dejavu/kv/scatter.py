@@ -5,6 +5,7 @@ Shape legend: L layers, C the pair (K, V), H kv heads, T positions of a region, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from dejavu.errors import ConfigError
 from dejavu.ids import Epoch, RowId
-from dejavu.kv.box import Span
+from dejavu.kv.box import BOTH, Span
 from dejavu.kv.chunk import ChunkHeader, max_chunks, seal
 from dejavu.kv.device import Copier, CpuCopier, Mark
 from dejavu.kv.flush import bytes_tensor
@@ -24,13 +25,17 @@ from dejavu.kv.staging import StagingBuffer, StagingRing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A box of one row's cells, wherever they lie. ``parts`` [l, c, H, T, D] make up [L, C, H, T, D] in order."""
+    """A box of one row's cells, wherever they lie. ``parts`` [l, c, H, T, D] make up [L, C, H, T, D] in order.
+
+    C is the pair (K, V) unless ``kinds`` says one of them.
+    """
 
     row_id: RowId
     layers: LayerRange
     heads: Span
     positions: Span
     parts: tuple[Tensor, ...]
+    kinds: Span = BOTH
 
     @property
     def num_positions(self) -> int:
@@ -52,6 +57,25 @@ class Region:
                 parts=tuple(part.narrow(3, start, length) for part in self.parts),
             )
 
+    def pieces(self) -> Iterator[Region]:
+        """The same cells as the contiguous pieces of memory in which they lie: a layer, K or V, a head each.
+
+        Where even a head's positions are apart, a position each.
+        """
+        layer, kind = self.layers.start, self.kinds[0]
+        for part in self.parts:
+            for in_layer, in_kind in itertools.product(range(part.shape[0]), range(part.shape[1])):
+                for head in range(part.shape[2]):
+                    piece = replace(
+                        self,
+                        layers=LayerRange(layer + in_layer, layer + in_layer + 1),
+                        kinds=(kind + in_kind, kind + in_kind + 1),
+                        heads=(self.heads[0] + head, self.heads[0] + head + 1),
+                        parts=(part[in_layer, in_kind, head][None, None, None],),
+                    )
+                    yield from (piece,) if piece.parts[0].is_contiguous() else piece.cut(1)
+            layer, kind = _behind(self, layer, kind, part)
+
 
 def pool_region(
     pool: KvPool, row_index: int, row_id: RowId, *, layers: LayerRange, heads: Span, positions: Span
@@ -59,6 +83,12 @@ def pool_region(
     """The cells of a pool's row, uncopied. Raises IndexError outside the pool."""
     cells = pool.cells(row_index, layers, heads, positions)
     return Region(row_id=row_id, layers=layers, heads=heads, positions=positions, parts=(cells,))
+
+
+def _behind(region: Region, layer: int, kind: int, part: Tensor) -> tuple[int, int]:
+    """Where the part after ``part`` begins: the other kind of the same layers, or the next layers."""
+    kind += part.shape[1]
+    return (layer, kind) if kind < region.kinds[1] else (layer + part.shape[0], region.kinds[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +150,7 @@ def gather(header: ChunkHeader, payload: memoryview, cells_LCHSD: Tensor, *, fir
         if not 0 <= span[0] < span[1] <= limit:
             raise IndexError(f"row {header.row_id}: {name} {list(span)} lie outside the target's {limit}")
     with torch.inference_mode():
-        target = cells_LCHSD[slice(*layers), :, slice(*heads), slice(*positions)]
+        target = cells_LCHSD[slice(*layers), slice(*header.kinds), slice(*heads), slice(*positions)]
         target.copy_(bytes_tensor(payload).view(cells_LCHSD.dtype).view(target.shape))
 
 
@@ -171,6 +201,7 @@ def _seal(batch: Sequence[Region], payload: memoryview, epoch: Epoch, dtype: str
             positions=region.positions,
             dtype=dtype,
             payload=payload[offset : offset + region.nbytes],
+            kinds=region.kinds,
         )
         chunks.append(chunk)
         offset += region.nbytes

@@ -94,6 +94,6 @@ def check(folder: Path, pool: KvPool, row: int, holding: Holding, length: int, w
         assert torch.equal(landed.cells_LCHTD, cells)
     else:
         layer, head, position = missing[0]
-        words = f"{len(missing)} cells missing, first layer {layer} head {head} position {position}"
+        words = f"{2 * len(missing)} cells missing, first layer {layer} K head {head} position {position}"
         with pytest.raises(RowIncomplete, match=words if written else "nothing of row"):
             read_row(folder, RowId(row), cluster="c").landed(LAYOUT, holding, length)

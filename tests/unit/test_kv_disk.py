@@ -235,7 +235,7 @@ def test_a_row_that_lacks_cells_says_which(tmp_path: Path) -> None:
         put(memory, 1, 0, 2)
         memory.put(*message((1, 1, bytes_of(1, 1)), epoch=2)).result(WAIT_S)
     row = read_row(tmp_path, RowId(1), cluster="c")
-    with pytest.raises(RowIncomplete, match=r"1\.kv: row 1: .* first layer 0 head 0 position 1"):
+    with pytest.raises(RowIncomplete, match=r"1\.kv: row 1: .* first layer 0 K head 0 position 1"):
         row.landed(LAYOUT, holding("t", 0, 1), 3, epoch=Epoch(1))
     assert row.landed(LAYOUT, holding("t", 0, 1), 3).length == 3
     with pytest.raises(RowIncomplete, match="first layer 1 head 0 position 0"):

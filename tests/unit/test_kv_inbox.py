@@ -45,7 +45,7 @@ def test_a_row_of_one_position_less_than_promised_is_not_complete() -> None:
     inbox = new_inbox()
     inbox.expect(RowId(1), 5)
     assert inbox.accept(*chunk(1, 0, 4)).completed == ()
-    with pytest.raises(InvalidTransition, match="first layer 2 head 0 position 4"):
+    with pytest.raises(InvalidTransition, match="first layer 2 K head 0 position 4"):
         inbox.take(RowId(1))
 
 
@@ -189,8 +189,8 @@ def test_memory_of_ended_rows_is_used_again_and_shows_no_old_bytes_as_landed() -
         inbox.recycle(inbox.take(RowId(row_id)))
     inbox.expect(RowId(3), 2)
     assert inbox.nbytes == 4 * ROW_BYTES
-    assert "16 cells missing" not in inbox.describe(RowId(3))
-    assert "8 cells missing" in inbox.describe(RowId(3))
+    assert "32 cells missing" not in inbox.describe(RowId(3))
+    assert "16 cells missing" in inbox.describe(RowId(3))
 
 
 def test_unused_memory_beyond_the_limit_is_given_up() -> None:
