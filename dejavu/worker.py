@@ -14,6 +14,7 @@ import sys
 import threading
 import uuid
 from functools import partial
+from pathlib import Path
 
 from dejavu.clock import SystemClock
 from dejavu.control.member import Member, MemberState, encode_json
@@ -103,6 +104,7 @@ class WorkerProcess:
             recorder=recorder,
             clock=self._clock,
             is_asked_to_stop=lambda: self._is_stopping,
+            kv_folder=None if self._spec.kv_folder is None else Path(self._spec.kv_folder),
         )
         try:
             self._register("serving", place)

@@ -43,6 +43,7 @@ def load(cfg: DictConfig, directory: Path) -> Config:
 def make_paths_absolute(config: Config, directory: Path) -> None:
     """Every path of ``config`` is absolute, in place; ``~`` is the user's home."""
     config.model.path = _absolute(config.model.path, directory)
+    config.strategy.stream_folder = _absolute(config.strategy.stream_folder, directory)
     config.workload.path = _absolute(config.workload.path, directory)
     store = config.store
     store.ca_cert = _absolute(store.ca_cert, directory)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dejavu.control.layers import balanced_layers, explicit_layers
-from dejavu.control.plan import Mode, Pipeline, PipelineKind, Place, Plan, Scheduling, Stage
+from dejavu.control.plan import Mode, Pipeline, PipelineKind, Place, Plan, Scheduling, Stage, StreamTarget
 from dejavu.errors import ConfigError, InfeasibleError
 from dejavu.ids import Epoch, WorkerName
 from dejavu.kv.layout import LayerRange
+from dejavu.kv.levels import StreamingLevel
 from dejavu.models.spec import ModelSpec
 
 _COLOCATED_HEAD_SHARE = 0.25
@@ -41,13 +42,16 @@ class Declared:
     threads_per_worker: int = 1
     device_memory_bytes: int | None = None
     timeout_s: float = 60.0
+    streaming: StreamingLevel = StreamingLevel.full
+    stream_to: StreamTarget | None = None
 
     @property
     def depths(self) -> tuple[tuple[PipelineKind, int], ...]:
         """The pipelines of the mode and their stages."""
+        memory: tuple[tuple[PipelineKind, int], ...] = (("memory", 1),) if self.stream_to == "memory" else ()
         if self.mode == "colocated":
-            return (("colocated", self.colocated_depth),)
-        return (("prompt", self.prompt_depth), ("token", self.token_depth))
+            return (("colocated", self.colocated_depth), *memory)
+        return (("prompt", self.prompt_depth), ("token", self.token_depth), *memory)
 
     @property
     def num_needed(self) -> int:
@@ -74,6 +78,8 @@ def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
         device=declared.device,
         threads_per_worker=declared.threads_per_worker,
         timeout_s=declared.timeout_s,
+        streaming=declared.streaming,
+        stream_to=declared.stream_to,
     )
     if declared.device_memory_bytes is not None:
         _check_memory(plan, declared.device_memory_bytes)
@@ -84,6 +90,8 @@ def check_shape(declared: Declared, num_layers: int) -> None:
     """Workers, depths and explicit ranges fit each other and a model of so many layers. Raises ConfigError."""
     _check_workers(declared)
     for kind, depth in declared.depths:
+        if kind == "memory":
+            continue
         _cut(declared, num_layers, kind, depth, 0.0)
 
 
@@ -101,7 +109,12 @@ class StageMemory:
 
 
 def stage_memory(plan: Plan, place: Place) -> StageMemory:
-    """What the stage needs: its weights, and KV for its pipeline's rows (for a prompt stage, of one microbatch)."""
+    """What the stage needs: its weights, and KV for its pipeline's rows (for a prompt stage, of one microbatch).
+
+    A memory stage has no weights, and its KV lies in host memory.
+    """
+    if place.pipeline.kind == "memory":
+        return StageMemory(weight_bytes=0, kv_bytes=0)
     rows = plan.prompt_rows if place.pipeline.kind == "prompt" else place.pipeline.num_rows
     layers = place.stage.layers
     return StageMemory(
@@ -117,6 +130,8 @@ def _check_workers(declared: Declared) -> None:
             if declared.mode == "colocated"
             else f"strategy.split.prompt={declared.prompt_depth} and strategy.split.token={declared.token_depth}"
         )
+        if declared.stream_to == "memory":
+            parts += " and one for strategy.stream_to=memory"
         raise ConfigError(
             f"{parts} need {declared.num_needed} workers, but cluster.num_workers={declared.num_workers}; "
             f"give at least {declared.num_needed} or make the pipelines shorter"
@@ -125,12 +140,27 @@ def _check_workers(declared: Declared) -> None:
 
 def _pipelines(declared: Declared, model: ModelSpec) -> tuple[Pipeline, ...]:
     head_layers = model.head_parameters / max(model.layer_parameters, 1)
+    memory: tuple[Pipeline, ...] = ()
+    if declared.stream_to == "memory":
+        memory = (_memory(declared, model, declared.num_needed - 1),)
     if declared.mode == "colocated":
         extra = head_layers * _COLOCATED_HEAD_SHARE
-        return (_pipeline(declared, model, "colocated", declared.colocated_depth, 0, extra),)
+        return (_pipeline(declared, model, "colocated", declared.colocated_depth, 0, extra), *memory)
     return (
         _pipeline(declared, model, "prompt", declared.prompt_depth, 0, 0.0),
         _pipeline(declared, model, "token", declared.token_depth, declared.prompt_depth, head_layers),
+        *memory,
+    )
+
+
+def _memory(declared: Declared, model: ModelSpec, worker: int) -> Pipeline:
+    """One stage that can hold a copy of every row of the token stages."""
+    depth = declared.colocated_depth if declared.mode == "colocated" else declared.token_depth
+    return Pipeline(
+        kind="memory",
+        stages=(Stage(worker=WorkerName(f"w{worker}"), index=0, layers=LayerRange(0, model.num_layers)),),
+        microbatch_rows=declared.token_rows,
+        in_flight=declared.in_flight or depth,
     )
 
 

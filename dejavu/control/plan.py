@@ -8,9 +8,12 @@ import msgspec
 
 from dejavu.ids import Epoch, WorkerName
 from dejavu.kv.layout import LayerRange
+from dejavu.kv.levels import StreamingLevel
 from dejavu.models.spec import ModelSpec
 
-PipelineKind = Literal["prompt", "token", "colocated"]
+PipelineKind = Literal["prompt", "token", "colocated", "memory"]
+"""``memory`` computes nothing: its stages hold copies of the other stages' rows in host memory."""
+StreamTarget = Literal["memory", "disk"]
 Mode = Literal["colocated", "disaggregated"]
 Scheduling = Literal["row", "microbatch"]
 
@@ -82,6 +85,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     threads_per_worker: int
     timeout_s: float
     """Deadline of a transfer and of a row's KV, in seconds."""
+    streaming: StreamingLevel = StreamingLevel.full
+    """How KV leaves a stage."""
+    stream_to: StreamTarget | None = None
+    """Where the stages that keep rows send a copy of prompts and of every step; None: nowhere."""
 
     @property
     def prompt_pipeline(self) -> Pipeline:
@@ -92,6 +99,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def token_pipeline(self) -> Pipeline:
         """The pipeline that generates tokens."""
         return self._of("token")
+
+    @property
+    def memory_stages(self) -> tuple[Stage, ...]:
+        """The stages that hold copies of rows; none where nothing is sent to memory."""
+        return tuple(stage for pipeline in self.pipelines if pipeline.kind == "memory" for stage in pipeline.stages)
 
     def _of(self, kind: PipelineKind) -> Pipeline:
         for pipeline in self.pipelines:
@@ -113,18 +125,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def peers_of(self, worker: WorkerName) -> tuple[WorkerName, ...]:
-        """The workers to which ``worker`` sends: activations, KV, tokens, readiness of rows."""
+        """The workers to which ``worker`` sends: activations, KV, tokens, readiness of rows, wishes for KV again."""
         place = self.place_of(worker)
         if place is None:
             return ()
-        peers = [] if place.next_worker is None else [place.next_worker]
-        if place.pipeline.kind == "prompt":
-            layers = place.stage.layers
-            peers += [
-                stage.worker
-                for stage in self.token_pipeline.stages
-                if stage.layers.start < layers.stop and layers.start < stage.layers.stop
-            ]
-        elif not place.is_first and (place.is_last or place.pipeline.kind == "token"):
+        kind, layers = place.pipeline.kind, place.stage.layers
+        peers = [] if kind == "memory" or place.next_worker is None else [place.next_worker]
+        if kind in ("token", "colocated") and not place.is_first and (place.is_last or kind == "token"):
             peers.append(place.pipeline.stages[0].worker)
+        match kind:
+            case "prompt":
+                peers += _holders(self.token_pipeline.stages, layers)
+            case "token":
+                peers += _holders(self.prompt_pipeline.stages, layers) + _holders(self.memory_stages, layers)
+            case "colocated":
+                peers += _holders(self.memory_stages, layers)
+            case "memory":
+                peers += _holders(self.token_pipeline.stages, layers)
         return tuple(dict.fromkeys(peers))
+
+
+def _holders(stages: tuple[Stage, ...], layers: LayerRange) -> list[WorkerName]:
+    """The workers of those stages that share a layer with ``layers``."""
+    return [stage.worker for stage in stages if stage.layers.start < layers.stop and layers.start < stage.layers.stop]

@@ -22,6 +22,8 @@ def summary(plan: Plan) -> Mapping[str, object]:
         },
         "in_flight": plan.token_pipeline.in_flight,
         "scheduling": plan.scheduling,
+        "streaming": plan.streaming.value,
+        "stream_to": plan.stream_to,
         "swapping": False,
         "replication": 0,
         "predicted": {

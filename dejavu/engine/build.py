@@ -6,30 +6,28 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from dejavu.clock import Clock
-from dejavu.control.plan import Place, Plan, Stage
+from dejavu.control.plan import Place, Plan
 from dejavu.control.ring import Ring
 from dejavu.engine.compute import StageCompute
 from dejavu.engine.engine import Engine
 from dejavu.engine.heap import keep_freed_memory
 from dejavu.engine.host import Host
+from dejavu.engine.kv_ways import Flow, kv_inbox, outflow, replica_store
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.landing import Landing
-from dejavu.engine.mailbox import Mailbox, RowsSpoilt
+from dejavu.engine.mailbox import Mailbox
+from dejavu.engine.memory_stage import MemoryEngine
 from dejavu.engine.meter import Meter
+from dejavu.engine.outflow import Outflow
 from dejavu.engine.peers import Peers
 from dejavu.errors import ConfigError
 from dejavu.ids import WorkerName
-from dejavu.kv.device import copier_for
-from dejavu.kv.inbox import KvInbox
 from dejavu.kv.pool import KvPool
-from dejavu.kv.route import Holding
-from dejavu.kv.staging import StagingRing
-from dejavu.kv.stream import StreamSetup
-from dejavu.kv.streamer import Streamer
 from dejavu.models.spec import describe
 from dejavu.models.stage import StageModel
 from dejavu.report.spans import SpanRecorder
@@ -41,18 +39,24 @@ _MOST_STAGING_BYTES = 8 * 2**20
 """Large enough that a message's fixed cost does not show, small enough that four of them are nothing."""
 
 
+class StageEngine(Protocol):
+    """What the main thread runs."""
+
+    def run(self) -> None:
+        """The controller has said ``Stop``. Raises Fatal when the stage cannot go on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltStage:
-    """A stage that can run once its links are up; ``close`` in this order."""
+    """A stage that can run once its links are up."""
 
-    engine: Engine
-    streamer: Streamer | None
+    engine: StageEngine
+    out: Outflow
     landing: Landing
 
     def close(self) -> None:
         """The stage's threads have ended."""
-        if self.streamer is not None:
-            self.streamer.close()
+        self.out.close()
         self.landing.close()
 
 
@@ -60,13 +64,16 @@ class BuiltStage:
 class LoadedStage:
     """The heavy parts: the model's weights and the KV pool."""
 
-    model: StageModel
+    model: StageModel | None
+    """None on a memory stage."""
     pool: KvPool | None
 
 
 def load_stage(plan: Plan, place: Place, recorder: SpanRecorder) -> LoadedStage:
     """The stage's own tensors and its pool are in memory. Raises ConfigError for weights that do not fit the plan."""
     torch.set_num_threads(plan.threads_per_worker)
+    if place.pipeline.kind == "memory":
+        return LoadedStage(model=None, pool=None)
     _check_model(plan)
     keep_freed_memory()
     layers = place.stage.layers
@@ -97,13 +104,17 @@ def build_stage(
     recorder: SpanRecorder,
     clock: Clock,
     is_asked_to_stop: Callable[[], bool],
+    kv_folder: Path | None = None,
 ) -> BuiltStage:
-    """The stage's threads run and wait for their first message."""
+    """The stage's threads run and wait for their first message.
+
+    ``kv_folder`` is for copies on disk. Raises ConfigError when the plan wants them and it is missing or refused.
+    """
     host = Host(
         name=name,
         plan=plan,
         place=place,
-        model=loaded.model,
+        loaded=loaded.model,
         pool=loaded.pool,
         mailbox=mailbox,
         peers=peers,
@@ -112,20 +123,23 @@ def build_stage(
         clock=clock,
         is_asked_to_stop=is_asked_to_stop,
     )
+    if loaded.model is None:
+        store = replica_store(cluster, plan, place)
+        return BuiltStage(engine=MemoryEngine(host, store), out=Outflow(), landing=Landing(mailbox, store))
     kind = place.pipeline.kind
-    inbox = _inbox(cluster, plan, place) if kind == "token" else None
+    inbox = kv_inbox(cluster, plan, place) if kind == "token" else None
     landed = None
     if inbox is not None and loaded.pool is not None:
         landed = LandedRows(inbox, loaded.pool, place.pipeline.microbatch_rows, recorder)
-    streamer = _streamer(cluster, plan, place, peers, mailbox, recorder) if kind == "prompt" else None
+    out = outflow(Flow(cluster, plan, place, peers, mailbox, recorder), loaded.pool, kv_folder)
     engine = Engine(
         host,
         StageCompute(loaded.model, place, pool=loaded.pool),
         ring=_ring(place) if kind != "prompt" and place.is_first else None,
         landed=landed,
-        streamer=streamer,
+        out=out,
     )
-    return BuiltStage(engine=engine, streamer=streamer, landing=Landing(mailbox, inbox))
+    return BuiltStage(engine=engine, out=out, landing=Landing(mailbox, inbox))
 
 
 def _check_model(plan: Plan) -> None:
@@ -141,46 +155,3 @@ def _check_model(plan: Plan) -> None:
 def _ring(place: Place) -> Ring:
     stages = place.pipeline.depth if place.pipeline.kind == "token" else 0
     return Ring(num_microbatches=place.pipeline.in_flight, num_ready_stages=stages)
-
-
-def _inbox(cluster: str, plan: Plan, place: Place) -> KvInbox:
-    return KvInbox(
-        cluster=cluster,
-        epoch=plan.epoch,
-        layout=plan.model.layout,
-        holding=_holding(plan, place.stage),
-        pin=plan.device != "cpu",
-    )
-
-
-def _streamer(
-    cluster: str, plan: Plan, place: Place, peers: Peers, mailbox: Mailbox, recorder: SpanRecorder
-) -> Streamer:
-    layout = plan.model.layout
-    setup = StreamSetup(
-        cluster=cluster,
-        epoch=plan.epoch,
-        source=_holding(plan, place.stage),
-        targets=tuple(_holding(plan, stage) for stage in plan.token_pipeline.stages),
-        layout=layout,
-    )
-    layer_bytes = layout.position_bytes * layout.max_length * place.pipeline.microbatch_rows
-    buffer_bytes = max(min(layer_bytes, _MOST_STAGING_BYTES), layout.position_bytes)
-    staging = StagingRing(_STAGING_BUFFERS, buffer_bytes, pin=plan.device != "cpu", device=plan.device)
-    return Streamer(
-        setup,
-        staging,
-        peers,
-        on_error=lambda error, row_ids: mailbox.post(
-            RowsSpoilt(row_ids=row_ids, reason=f"KV could not be streamed: {error}")
-        ),
-        on_span=lambda span, start_s, end_s, num_bytes: recorder.add(
-            span, "stream", start_s, end_s - start_s, bytes=num_bytes
-        ),
-        copier=copier_for(plan.device),
-        timeout_s=plan.timeout_s,
-    )
-
-
-def _holding(plan: Plan, stage: Stage) -> Holding:
-    return Holding(owner=stage.worker, layers=stage.layers, heads=(0, plan.model.num_kv_heads))

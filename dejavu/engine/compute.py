@@ -62,15 +62,25 @@ class StageCompute:
         self._place = place
         self._pool = pool
 
-    def prompt(self, rows: Sequence[PromptRow], inputs: Tensor, on_layer: LayerHook | None) -> Tensor:
-        """KV of the rows is in the pool or with ``on_layer``. Returns hidden [B,T,E], or logits [B,V] if last."""
+    def prompt(
+        self,
+        rows: Sequence[PromptRow],
+        inputs: Tensor,
+        on_layer: LayerHook | None,
+        on_written: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """KV of the rows is in the pool or with ``on_layer``. Returns hidden [B,T,E], or logits [B,V] if last.
+
+        ``on_written`` is told of each layer that is in the pool, if there is one.
+        """
         lengths = [row.length for row in rows]
         sink: PromptWriter | StreamingWriter
         if self._pool is None:
             assert on_layer is not None
             sink = StreamingWriter(on_layer)
         else:
-            sink = PromptWriter(self._pool, [self._pool_row(row.microbatch, row.row_index) for row in rows], lengths)
+            places = [self._pool_row(row.microbatch, row.row_index) for row in rows]
+            sink = PromptWriter(self._pool, places, lengths, on_written)
         return self._model.prompt(inputs, lengths, sink)
 
     def step(self, microbatch: int, rows: Sequence[StepRow], inputs: Tensor | None) -> Tensor:

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import assert_never
 
 from torch import Tensor
 
 from dejavu.control.ring import Ring, StepRow
 from dejavu.engine import messages as m
-from dejavu.engine.compute import LayerHook, StageCompute, buffer_of, prompt_ids, tensor_of
+from dejavu.engine.compute import StageCompute, buffer_of, prompt_ids, tensor_of
+from dejavu.engine.fetching import FetchAgain
 from dejavu.engine.host import Host
 from dejavu.engine.landed import LandedRows
-from dejavu.engine.mailbox import Event, PeerLost, Received, RowsLanded, RowsSpoilt, Wake
+from dejavu.engine.lost import LostLinks
+from dejavu.engine.mailbox import ChunksSpoilt, Event, PeerLost, Received, RowsLanded, RowsSpoilt, Wake
+from dejavu.engine.outflow import Outflow
 from dejavu.engine.peers import CONTROLLER
 from dejavu.errors import Fatal, Retryable
 from dejavu.ids import Epoch, RowId
-from dejavu.kv.streamer import Streamer
 from dejavu.transport.base import Buffer
 
 logger = logging.getLogger(__name__)
 
 _IDLE_S = 0.5
-_LOST_GRACE_S = 3.0
-"""How long a peer's link may be gone before ``Stop`` comes: at a clean end, workers part in any order."""
+_DRAIN_S = 2.0
+"""So long a report waits for what is still on its way, so that it counts all of a run that has ended."""
 _WORK = (m.RunPrompt, m.PromptActivations, m.StepActivations)
 
 
@@ -40,7 +43,7 @@ class Engine:
         compute: the stage's model and pool.
         ring: token stage 0's state; None elsewhere.
         landed: rows that arrive by stream; None where prompts run in this pipeline.
-        streamer: where a prompt stage sends its KV; None elsewhere.
+        out: takes the KV that leaves this stage.
     """
 
     def __init__(
@@ -50,17 +53,18 @@ class Engine:
         *,
         ring: Ring | None,
         landed: LandedRows | None,
-        streamer: Streamer | None,
+        out: Outflow,
     ) -> None:
         self._host = host
         self._compute = compute
         self._ring = ring
         self._landed = landed
-        self._streamer = streamer
+        self._out = out
+        self._fetching = FetchAgain(host.peers, host.plan.epoch)
         self._work: deque[Received] = deque()
         self._is_stopped = False
         self._checked_s = 0.0
-        self._lost: tuple[float, str] | None = None
+        self._lost = LostLinks(host.clock)
 
     def run(self) -> None:
         """The controller has said ``Stop``. Raises Fatal when the controller is gone, or a peer's link stays gone."""
@@ -86,9 +90,11 @@ class Engine:
             case RowsLanded():
                 self._take_landed(event.row_ids)
             case RowsSpoilt():
-                self._spoilt(event)
+                self._spoilt(event.row_ids, event.reason)
+            case ChunksSpoilt():
+                self._fetch_again(event)
             case PeerLost():
-                self._peer_lost(event)
+                self._lost.note(event)
             case Wake():
                 self._is_stopped = self._host.is_asked_to_stop()
             case _:
@@ -97,6 +103,7 @@ class Engine:
     def _obey(self, message: m.AnyMessage) -> None:
         match message:
             case m.ExpectRows():
+                self._out.begin(message.rows)
                 self._take_landed(self._rows().expect(message.rows))
             case m.AdmitRows():
                 self._lead().admit(message.rows, self._host.clock.monotonic())
@@ -112,7 +119,12 @@ class Engine:
                     CONTROLLER, m.InspectedRow(epoch=self._epoch, stage=self._stage), (self._host.inspect(message),)
                 )
             case m.AskReport():
-                self._host.report(self._streamer, self._landed)
+                self._out.drain(_DRAIN_S)
+                self._host.report(streamers=self._out.streamers, kv=self._kv_counts())
+            case m.SendAgain():
+                self._send_again(message.parts)
+            case m.SetStreaming():
+                self._out.set_level(message.level)
             case m.Stop():
                 logger.info("stopping: %s", message.reason)
                 self._is_stopped = True
@@ -145,6 +157,7 @@ class Engine:
         except (RuntimeError, ValueError, IndexError, Retryable) as error:
             # A prompt that cannot be computed (memory, a bad id) or streamed costs its own rows, not the stage.
             logger.exception("prompt microbatch failed")
+            self._out.abandon_pass()
             row_ids = tuple(row.row_id for row in message.rows)
             self._host.tell(
                 CONTROLLER,
@@ -159,19 +172,22 @@ class Engine:
             inputs = prompt_ids(payload, len(rows), self._host.model.device)
         else:
             inputs = self._hidden(payload, max(row.length for row in rows), len(rows))
+        self._out.begin(rows)
         with self._host.meter.computing("prompt", rows=len(rows), tokens=sum(row.length for row in rows)):
-            output = self._compute.prompt(rows, inputs, self._layer_hook(rows))
+            output = self._compute.prompt(rows, inputs, self._out.on_layer(rows), self._out.on_written(rows))
             tokens = self._compute.sample_prompt(rows, output) if self._host.place.is_last else ()
         if self._host.place.is_last:
             row_ids = tuple(row.row_id for row in rows)
             self._host.tell(CONTROLLER, m.PromptTokens(epoch=self._epoch, row_ids=row_ids, tokens=tokens))
         else:
             self._pass_on(m.PromptActivations(epoch=self._epoch, rows=rows), output)
+        self._out.end_pass()
 
     def _step(self, microbatch: int, step: int, rows: tuple[StepRow, ...], inputs: Tensor | None) -> None:
         with self._host.meter.computing("step", microbatch=microbatch, step=step, rows=len(rows)):
             output = self._compute.step(microbatch, rows, inputs)
             tokens = self._compute.sample_step(rows, output) if self._host.place.is_last else ()
+        self._out.step(microbatch, rows)
         if not self._host.place.is_last:
             self._pass_on(m.StepActivations(epoch=self._epoch, microbatch=microbatch, step=step, rows=rows), output)
             return
@@ -197,6 +213,8 @@ class Engine:
     def _release(self, row_ids: tuple[RowId, ...]) -> None:
         if self._landed is not None:
             self._landed.release(row_ids)
+        self._out.release(row_ids)
+        self._fetching.forget(row_ids)
         if self._ring is not None:
             gone = self._ring.release(row_ids)
             if gone:
@@ -206,24 +224,33 @@ class Engine:
         ready = self._rows().take(row_ids) if row_ids else ()
         if not ready:
             return
+        self._out.prompts(ready)
         if self._ring is not None:
             for row_id in ready:
                 self._ring.row_ready(row_id, self._stage)
         else:
             self._host.tell(self._host.first_worker, m.RowReady(epoch=self._epoch, row_ids=ready, stage=self._stage))
 
-    def _spoilt(self, event: RowsSpoilt) -> None:
-        row_ids = event.row_ids if self._landed is None else self._landed.unproven(event.row_ids)
+    def _spoilt(self, row_ids: tuple[RowId, ...], reason: str) -> None:
+        row_ids = row_ids if self._landed is None else self._landed.unproven(row_ids)
         if row_ids:
-            self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=row_ids, reason=event.reason))
+            self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=row_ids, reason=reason))
+
+    def _fetch_again(self, event: ChunksSpoilt) -> None:
+        unproven = set(self._rows().unproven([chunk.row_id for chunk in event.chunks]))
+        spent = self._fetching.ask(event.peer, [chunk for chunk in event.chunks if chunk.row_id in unproven])
+        self._spoilt(spent, f"corrupt KV from {event.peer}, also when it was sent again")
+
+    def _send_again(self, parts: Sequence[m.KvPart]) -> None:
+        gone = self._out.send_again(parts)
+        self._spoilt(gone, "its KV was asked for again and is not kept any more")
 
     def _check(self) -> None:
         now_s = self._host.clock.monotonic()
         if now_s - self._checked_s < _IDLE_S:
             return
         self._checked_s = now_s
-        if self._lost is not None and now_s - self._lost[0] > _LOST_GRACE_S:
-            raise Fatal(self._lost[1])
+        self._lost.check()
         if self._ring is not None:
             self._check_overdue(self._ring, now_s)
 
@@ -233,19 +260,6 @@ class Engine:
             reason = f"KV was not complete {self._host.plan.timeout_s:g} s after the first token"
             ring.release(overdue)
             self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=overdue, reason=reason))
-
-    def _peer_lost(self, event: PeerLost) -> None:
-        if event.peer == CONTROLLER:
-            raise Fatal(f"the controller is gone: {event.reason}")
-        logger.warning("peer %s is gone: %s", event.peer, event.reason)
-        self._lost = self._lost or (self._host.clock.monotonic(), f"the link with {event.peer} is gone: {event.reason}")
-
-    def _layer_hook(self, rows: tuple[m.PromptRow, ...]) -> LayerHook | None:
-        streamer = self._streamer
-        if streamer is None:
-            return None
-        spans = self._host.spans_of(rows)
-        return lambda layer, keys, values: streamer.submit(layer, keys, values, spans)
 
     def _pass_on(self, message: m.PromptActivations | m.StepActivations, hidden: Tensor) -> None:
         assert self._host.place.next_worker is not None
@@ -264,6 +278,10 @@ class Engine:
         if self._landed is None:
             raise Fatal(f"{self._host.place.pipeline.kind} stage {self._stage} takes no KV")
         return self._landed
+
+    def _kv_counts(self) -> dict[str, int]:
+        counts = self._landed.counts() if self._landed is not None else {}
+        return counts | {"asked_again": self._fetching.num_asked}
 
     @property
     def _epoch(self) -> Epoch:

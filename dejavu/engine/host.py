@@ -12,10 +12,10 @@ from dejavu.clock import Clock
 from dejavu.control.plan import Place, Plan
 from dejavu.engine import messages as m
 from dejavu.engine.compute import buffer_of
-from dejavu.engine.landed import LandedRows
 from dejavu.engine.mailbox import Mailbox
 from dejavu.engine.meter import Meter
 from dejavu.engine.peers import CONTROLLER, Peers
+from dejavu.errors import Fatal
 from dejavu.ids import WorkerName
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import RowSpan
@@ -34,7 +34,8 @@ class Host:
     name: WorkerName
     plan: Plan
     place: Place
-    model: StageModel
+    loaded: StageModel | None
+    """None on a stage that computes nothing."""
     pool: KvPool | None
     mailbox: Mailbox
     peers: Peers
@@ -42,6 +43,13 @@ class Host:
     meter: Meter
     clock: Clock
     is_asked_to_stop: Callable[[], bool]
+
+    @property
+    def model(self) -> StageModel:
+        """The stage's model. Raises Fatal where there is none."""
+        if self.loaded is None:
+            raise Fatal(f"{self.place.pipeline.kind} stage {self.place.stage.index} has no model")
+        return self.loaded
 
     @property
     def first_worker(self) -> WorkerName:
@@ -68,14 +76,14 @@ class Host:
         ]
         return buffer_of(torch.stack(cells))
 
-    def report(self, streamer: Streamer | None, landed: LandedRows | None) -> None:
-        """The controller gets this worker's counters and spans."""
+    def report(self, *, streamers: Sequence[Streamer], kv: dict[str, int]) -> None:
+        """The controller gets this worker's counters and spans; ``kv`` says what became of the chunks that came."""
         counters = self.meter.counters(
             self.name,
             self.place,
-            streamer=streamer.counters if streamer is not None else None,
-            kv=landed.counts() if landed is not None else {},
-            weight_bytes=self.model.weight_bytes,
+            streamers=[streamer.counters for streamer in streamers],
+            kv=kv,
+            weight_bytes=self.loaded.weight_bytes if self.loaded is not None else 0,
             pool_bytes=self.pool.nbytes if self.pool is not None else 0,
         )
         spans = m.encode_spans(list(self.recorder.snapshot()))

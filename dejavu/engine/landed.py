@@ -25,7 +25,6 @@ class LandedRows:
         self._microbatch_rows = microbatch_rows
         self._recorder = recorder
         self._places: dict[RowId, int] = {}
-        self._taken: set[RowId] = set()
 
     def expect(self, rows: Sequence[PromptRow]) -> tuple[RowId, ...]:
         """The rows' places are known. Returns those whose KV had already landed whole."""
@@ -47,18 +46,16 @@ class LandedRows:
                 stream_in(landed, self._pool, place)
                 self._inbox.recycle(landed)
             taken.append(row_id)
-        self._taken.update(taken)
         return tuple(taken)
 
     def unproven(self, row_ids: Iterable[RowId]) -> tuple[RowId, ...]:
-        """Those of the rows whose KV is not in the pool: a bad chunk that comes after it does a row no harm."""
-        return tuple(row_id for row_id in row_ids if row_id not in self._taken)
+        """Those of the rows that still wait for KV: a bad chunk does the others no harm."""
+        return tuple(row_id for row_id in row_ids if not self._inbox.has_ended(row_id))
 
     def release(self, row_ids: Iterable[RowId]) -> None:
         """The rows are forgotten; chunks of theirs that come later are dropped and counted."""
         for row_id in row_ids:
             self._places.pop(row_id, None)
-            self._taken.discard(row_id)
             self._inbox.release(row_id)
 
     def counts(self) -> dict[str, int]:

@@ -1,25 +1,33 @@
-"""The landing thread of a token stage: takes KV messages, has them verified, and says which rows are whole."""
+"""The landing thread of a stage: takes KV messages, has them verified, and says which rows are whole."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from typing import Protocol
 
-from dejavu.engine.mailbox import Mailbox, RowsLanded, RowsSpoilt
+from dejavu.engine.mailbox import ChunksSpoilt, Mailbox, RowsLanded
 from dejavu.errors import DejavuError
-from dejavu.kv.chunk import decode_message
-from dejavu.kv.inbox import KvInbox
+from dejavu.kv.accepted import Accepted
+from dejavu.kv.chunk import KvMessage, decode_message
 from dejavu.transport.base import Inbound
 
 logger = logging.getLogger(__name__)
 
 
-class Landing:
-    """One daemon thread between the transport and the inbox. ``close`` ends it."""
+class KvSink(Protocol):
+    """Where KV lands: a ``KvInbox`` or a ``ReplicaStore``."""
 
-    def __init__(self, mailbox: Mailbox, inbox: KvInbox | None) -> None:
+    def accept(self, message: KvMessage, payload: memoryview) -> Accepted:
+        """Every chunk has landed or was dropped and counted."""
+
+
+class Landing:
+    """One daemon thread between the transport and a sink of KV. ``close`` ends it."""
+
+    def __init__(self, mailbox: Mailbox, sink: KvSink | None) -> None:
         self._mailbox = mailbox
-        self._inbox = inbox
+        self._sink = sink
         self._thread = threading.Thread(target=self._run, name="kv-landing", daemon=True)
         self._thread.start()
 
@@ -38,13 +46,11 @@ class Landing:
                 inbound.release()
 
     def _land(self, inbound: Inbound) -> None:
-        if self._inbox is None:
+        if self._sink is None:
             logger.warning("KV from %s dropped: this stage takes none", inbound.hello.name)
             return
-        accepted = self._inbox.accept(decode_message(inbound.header), inbound.payload)
+        accepted = self._sink.accept(decode_message(inbound.header), inbound.payload)
         if accepted.completed:
             self._mailbox.post(RowsLanded(row_ids=accepted.completed))
-        if accepted.corrupt:
-            reason = f"corrupt KV chunk from {inbound.hello.name}"
-            logger.error("%s for rows %s", reason, list(accepted.corrupt))
-            self._mailbox.post(RowsSpoilt(row_ids=accepted.corrupt, reason=reason))
+        if accepted.corrupt_chunks:
+            self._mailbox.post(ChunksSpoilt(peer=inbound.hello.name, chunks=accepted.corrupt_chunks))

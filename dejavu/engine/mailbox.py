@@ -12,6 +12,7 @@ import msgspec
 
 from dejavu.engine.messages import CONTROL, AnyMessage, decode
 from dejavu.ids import Epoch, RowId
+from dejavu.kv.chunk import ChunkHeader
 from dejavu.transport.base import Hello, Inbound
 
 logger = logging.getLogger(__name__)
@@ -34,10 +35,18 @@ class RowsLanded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSpoilt:
-    """These rows' KV could not be taken or sent, and why."""
+    """These rows' KV could not be sent, and why."""
 
     row_ids: tuple[RowId, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunksSpoilt:
+    """Chunks from ``peer`` were not what their headers say."""
+
+    peer: str
+    chunks: tuple[ChunkHeader, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +62,7 @@ class Wake:
     """Somebody outside wants the main thread to look up (a signal, a timer)."""
 
 
-Event: TypeAlias = Received | RowsLanded | RowsSpoilt | PeerLost | Wake
+Event: TypeAlias = Received | RowsLanded | RowsSpoilt | ChunksSpoilt | PeerLost | Wake
 
 
 class Mailbox:

@@ -12,6 +12,9 @@ import msgspec
 
 from dejavu.control.ring import AdmittedRow, StepRow
 from dejavu.ids import Epoch, RowId, WorkerName
+from dejavu.kv.box import Span as KvSpan
+from dejavu.kv.layout import LayerRange
+from dejavu.kv.levels import StreamingLevel
 from dejavu.report.counters import WorkerCounters
 from dejavu.report.spans import Span
 from dejavu.request import Sampling
@@ -128,6 +131,41 @@ class InspectedRow(Message, frozen=True):
     stage: int
 
 
+class InspectCopy(Message, frozen=True):
+    """Controller to a memory stage: send a row's copy, for checks and debugging."""
+
+    row_id: RowId
+    length: int
+
+
+class InspectedCopy(Message, frozen=True):
+    """The answer. Payload: [layer][K, V][head][position][dim], none when fewer positions are here than asked for."""
+
+    row_id: RowId
+    length: int
+    """Positions that are here, from 0 on, in every layer."""
+
+
+class KvPart(msgspec.Struct, frozen=True, array_like=True):
+    """Cells of one row, all heads. Ranges are [start, stop)."""
+
+    row_id: RowId
+    layers: LayerRange
+    positions: KvSpan
+
+
+class SendAgain(Message, frozen=True):
+    """A receiver of KV to its sender: these parts came corrupt."""
+
+    parts: tuple[KvPart, ...]
+
+
+class SetStreaming(Message, frozen=True):
+    """Controller to every worker, while no request is open: KV leaves in this way from now on."""
+
+    level: StreamingLevel
+
+
 class AskReport(Message, frozen=True):
     """Controller to a worker: send counters and spans."""
 
@@ -159,6 +197,10 @@ AnyMessage: TypeAlias = (
     | RowsFailed
     | InspectRow
     | InspectedRow
+    | InspectCopy
+    | InspectedCopy
+    | SendAgain
+    | SetStreaming
     | AskReport
     | Report
     | Stop

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dejavu.control.plan import Place
-from dejavu.kv.streamer import StreamerCounters
+from dejavu.kv.stream_account import StreamerCounters
 from dejavu.report.counters import WorkerCounters
 from dejavu.report.spans import SpanRecorder
 
@@ -56,14 +56,14 @@ class Meter:
         name: str,
         place: Place,
         *,
-        streamer: StreamerCounters | None,
+        streamers: Sequence[StreamerCounters],
         kv: dict[str, int],
         weight_bytes: int,
         pool_bytes: int,
     ) -> WorkerCounters:
-        """The totals so far; ``streamer`` is None where no prompt KV leaves."""
+        """The totals so far."""
         layers = place.stage.layers
-        stream = streamer or StreamerCounters()
+        exposed_s = sum(one.exposed_s for one in streamers)
         return WorkerCounters(
             name=name,
             pipeline=place.pipeline.kind,
@@ -73,9 +73,9 @@ class Meter:
             window_s=self._last_s - self._first_s if self._first_s is not None else 0.0,
             steps=self._steps,
             prompts=self._prompts,
-            stream_bytes=stream.bytes_out,
-            stream_hidden_s=max(stream.busy_s - stream.exposed_s, 0.0),
-            stream_exposed_s=stream.exposed_s,
+            stream_bytes=sum(one.bytes_out for one in streamers),
+            stream_hidden_s=max(sum(one.busy_s for one in streamers) - exposed_s, 0.0),
+            stream_exposed_s=exposed_s,
             kv=kv,
             peak_rss_bytes=peak_rss_bytes(),
             weight_bytes=weight_bytes,

@@ -22,6 +22,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     transport_kind: str
     transport_settings: dict[str, str]
     start_timeout_s: float
+    kv_folder: str | None = None
+    """Of this worker alone, for copies of KV on disk; made when needed."""
     log_level: str = "INFO"
 
     def __repr__(self) -> str:

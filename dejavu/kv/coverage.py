@@ -54,6 +54,12 @@ class Coverage:
         return bool(self._box(layers, heads, positions, kinds).all())
 
     @property
+    def whole_positions(self) -> int:
+        """So many positions from 0 on have all their cells."""
+        whole = self._covered_LCHS.all(axis=(0, 1, 2))
+        return int(whole.size if whole.all() else whole.argmin())
+
+    @property
     def words(self) -> str:
         """The row's cells and the first one that is missing, for an error message."""
         whole = f"layers [{self._layers.start},{self._layers.stop}) heads {list(self._heads)} length {self._length}"

@@ -17,9 +17,10 @@ from torch import Tensor
 from dejavu.errors import InvalidTransition
 from dejavu.ids import Epoch, RowId
 from dejavu.kv.accepted import Accepted, InboxCounters, Tally
-from dejavu.kv.chunk import ChunkCorrupt, ChunkHeader, KvMessage, verify, why_misfit
+from dejavu.kv.chunk import ChunkHeader, KvMessage
 from dejavu.kv.coverage import Coverage
 from dejavu.kv.early import EarlyChunks
+from dejavu.kv.gate import Gate, Judged
 from dejavu.kv.landing import LandingMemory
 from dejavu.kv.layout import KvLayout
 from dejavu.kv.pool import TORCH_DTYPES
@@ -67,8 +68,7 @@ class KvInbox:
         limits: InboxLimits | None = None,
         pin: bool = False,
     ) -> None:
-        self._cluster = cluster
-        self._epoch = epoch
+        self._gate = Gate(cluster=cluster, epoch=epoch, layout=layout, holding=holding)
         self._layout = layout
         self._holding = holding
         self._limits = limits or InboxLimits()
@@ -117,16 +117,10 @@ class KvInbox:
         they are reported.
         """
         tally = Tally()
-        if message.cluster != self._cluster:
-            self._drop_stale(message.chunks, tally, f"cluster {message.cluster!r}, here {self._cluster!r}")
-        elif message.num_bytes != payload.nbytes:
-            for chunk in message.chunks:
-                self._report(chunk, tally, f"a payload of {payload.nbytes} bytes, {message.num_bytes} announced")
-        else:
-            offset = 0
-            for chunk in message.chunks:
-                self._accept_chunk(chunk, payload[offset : offset + chunk.num_bytes], tally)
-                offset += chunk.num_bytes
+        for judged in self._gate.judge(message, payload):
+            # The verdict needs no lock, and checksums are the longest part.
+            with self._lock:
+                self._accept(judged, tally)
         return tally.result()
 
     def take(self, row_id: RowId) -> LandedRow:
@@ -158,6 +152,11 @@ class KvInbox:
         """The row's memory is given up and its late chunks will be dropped, whatever had come. Idempotent."""
         with self._lock:
             self._end(row_id)
+
+    def has_ended(self, row_id: RowId) -> bool:
+        """True for a row that was taken or released."""
+        with self._lock:
+            return row_id in self._ended
 
     def describe(self, row_id: RowId) -> str:
         """What the inbox has of a row, and the first cell that is missing, for an error message."""
@@ -191,28 +190,19 @@ class KvInbox:
         cells = memory[:num_bytes].view(TORCH_DTYPES[self._layout.dtype]).view(shape)
         return _Row(length, memory, cells, Coverage(layers, heads, length))
 
-    def _accept_chunk(self, chunk: ChunkHeader, payload: memoryview, tally: Tally) -> None:
-        try:
-            # Outside the lock: it is the longest part, and a corrupt header must not be believed about its row.
-            verify(chunk, payload)
-        except ChunkCorrupt as error:
-            self._report(chunk, tally, str(error))
-            return
-        if chunk.epoch != self._epoch:
-            self._drop_stale((chunk,), tally, f"epoch {chunk.epoch}, here {self._epoch}")
-            return
-        misfit = why_misfit(chunk, self._layout, self._holding.layers, self._holding.heads)
-        if misfit is not None:
-            self._report(chunk, tally, misfit)
-            return
-        with self._lock:
-            if chunk.row_id in self._rows:
-                self._land(chunk, payload, tally)
-            elif chunk.row_id in self._ended:
-                self._counters.stale += 1
-                tally.dropped += 1
-            else:
-                self._keep_early(chunk, payload, tally)
+    def _accept(self, judged: Judged, tally: Tally) -> None:
+        chunk = judged.chunk
+        if judged.corrupt is not None:
+            self._count_corrupt(chunk, tally, judged.corrupt)
+        elif judged.stale is not None:
+            self._count_stale(tally)
+            logger.info("a stale chunk dropped: %s", judged.stale)
+        elif chunk.row_id in self._rows:
+            self._land(chunk, judged.payload, tally)
+        elif chunk.row_id in self._ended:
+            self._count_stale(tally)
+        else:
+            self._keep_early(chunk, judged.payload, tally)
 
     def _land(self, chunk: ChunkHeader, payload: memoryview, tally: Tally) -> None:
         row = self._rows[chunk.row_id]
@@ -246,19 +236,13 @@ class KvInbox:
         self._early.pop(row_id)
         self._ended.add(row_id)
 
-    def _drop_stale(self, chunks: tuple[ChunkHeader, ...], tally: Tally, reason: str) -> None:
-        with self._lock:
-            self._counters.stale += len(chunks)
-        tally.dropped += len(chunks)
-        logger.info("%s stale chunks dropped: %s", len(chunks), reason)
-
-    def _report(self, chunk: ChunkHeader, tally: Tally, reason: str) -> None:
-        with self._lock:
-            self._count_corrupt(chunk, tally, reason)
+    def _count_stale(self, tally: Tally) -> None:
+        self._counters.stale += 1
+        tally.dropped += 1
 
     def _count_corrupt(self, chunk: ChunkHeader, tally: Tally, reason: str) -> None:
         self._counters.corrupt += 1
-        tally.corrupt.append(chunk.row_id)
+        tally.corrupt.append(chunk)
         logger.warning("chunk of row %s refused: %s", chunk.row_id, reason)
 
     def _words(self, row_id: RowId) -> str:

@@ -5,9 +5,10 @@ Shape legend: B rows of a pass, L layers, C the pair (K, V), H kv heads, T posit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from dejavu.kv.flush import Destination, RemoteMemory, Sender, flush
 from dejavu.kv.layout import KvLayout, LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import Holding, Move, RowSpan, route_from
-from dejavu.kv.scatter import Region, Staged, scatter
+from dejavu.kv.scatter import Region, Staged, pool_region, scatter
 from dejavu.kv.staging import StagingRing
 
 
@@ -41,19 +42,29 @@ class StreamSetup:
                 f"but the model is {self.layout.fingerprint}"
             )
 
-    def layer_source(self, layer: int) -> Holding:
-        """The source's part of one layer. Raises ValueError for a layer that it does not hold."""
-        if layer not in self.source.layers:
-            held = self.source.layers
-            raise ValueError(f"layer {layer} is not one of {self.source.owner}'s [{held.start}, {held.stop})")
-        return replace(self.source, layers=LayerRange(layer, layer + 1))
+    def source_of(self, layers: LayerRange) -> Holding:
+        """The source's part of these layers. Raises ValueError for a layer that it does not hold."""
+        held = self.source.layers
+        for layer in (layers.start, layers.stop - 1):
+            if layer not in held:
+                raise ValueError(f"layer {layer} is not one of {self.source.owner}'s [{held.start}, {held.stop})")
+        return replace(self.source, layers=layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRow:
+    """Positions of a row and where in a pool it lies."""
+
+    span: RowSpan
+    row_index: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """What ``stream_out`` has handed over: a future for each message, and the chunks and payload bytes of all."""
+    """What ``stream_out`` has handed over: a future for each message that was not awaited, and what all carry."""
 
     sends: tuple[Future[None], ...]
+    num_messages: int
     num_chunks: int
     num_bytes: int
 
@@ -92,31 +103,106 @@ def stream_out(
     Raises RouteError when the targets do not own every cell once, StagingTimeout, ConfigError (see ``scatter``),
     ValueError for tensors that are not of this setup, and what ``sender`` raises.
     """
+    by_owner = layer_regions(layer, keys_BHTD, values_BHTD, rows, setup)
+    return stream_regions(by_owner, setup, staging, sender, copier=copier, after=after, timeout_s=timeout_s)
+
+
+def stream_out_rows(
+    pool: KvPool,
+    rows: Sequence[PoolRow],
+    setup: StreamSetup,
+    staging: StagingRing,
+    sender: Sender,
+    *,
+    layers: LayerRange | None = None,
+    copier: Copier | None = None,
+    after: Mark = None,
+    timeout_s: float = 60.0,
+) -> Streamed:
+    """Positions of some of the pool's rows, in all its layers or in ``layers``, are on their way to their owners.
+
+    A step of a microbatch is one position of each of its rows. As ``stream_out`` otherwise.
+    Raises IndexError for cells outside the pool as well.
+    """
+    by_owner = pool_regions(pool, rows, setup, layers or setup.source.layers)
+    return stream_regions(by_owner, setup, staging, sender, copier=copier, after=after, timeout_s=timeout_s)
+
+
+RegionsByOwner: TypeAlias = Mapping[str, Sequence[Region]]
+
+
+def layer_regions(
+    layer: int, keys_BHTD: Tensor, values_BHTD: Tensor, rows: Sequence[RowSpan], setup: StreamSetup
+) -> RegionsByOwner:
+    """The cells of one layer of a batch by who owns them in the end; nothing is copied. See ``stream_out``."""
     _check_shapes(keys_BHTD, values_BHTD, rows, setup)
     batch_index = {span.row_id: index for index, span in enumerate(rows)}
     by_owner: dict[str, list[Region]] = {}
-    for move in route_from(setup.layer_source(layer), setup.targets, rows):
+    for move in route_from(setup.source_of(LayerRange(layer, layer + 1)), setup.targets, rows):
         index = batch_index[move.row_id]
         region = _region(move, keys_BHTD[index], values_BHTD[index], rows[index].start, setup.source.heads[0])
         by_owner.setdefault(move.target, []).append(region)
+    return by_owner
+
+
+def pool_regions(pool: KvPool, rows: Sequence[PoolRow], setup: StreamSetup, layers: LayerRange) -> RegionsByOwner:
+    """The rows' cells by who owns them in the end; nothing is copied. See ``stream_out_rows``."""
+    row_index = {row.span.row_id: row.row_index for row in rows}
+    by_owner: dict[str, list[Region]] = {}
+    for move in route_from(setup.source_of(layers), setup.targets, [row.span for row in rows]):
+        region = pool_region(
+            pool,
+            row_index[move.row_id],
+            move.row_id,
+            layers=move.layers,
+            heads=move.heads,
+            positions=move.positions,
+        )
+        by_owner.setdefault(move.target, []).append(region)
+    return by_owner
+
+
+def stream_regions(
+    by_owner: RegionsByOwner,
+    setup: StreamSetup,
+    staging: StagingRing,
+    sender: Sender,
+    *,
+    merged: bool = True,
+    copier: Copier | None = None,
+    after: Mark = None,
+    timeout_s: float = 60.0,
+) -> Streamed:
+    """Every region is on its way to its owner, gathered into few messages.
+
+    Not ``merged``, every contiguous piece is a message of its own and is awaited (the baseline of DejaVu, Fig. 11).
+    Raises StagingTimeout, ConfigError (see ``scatter``), what ``sender`` raises and, not merged, what a send raises.
+    """
     sends: list[Future[None]] = []
-    num_chunks = num_bytes = 0
+    num_messages = num_chunks = num_bytes = 0
     for owner, regions in by_owner.items():
         destination = RemoteMemory(owner=owner, sender=sender)
-        for staged in scatter(
-            regions,
-            staging,
-            cluster=setup.cluster,
-            epoch=setup.epoch,
-            dtype=setup.layout.dtype,
-            copier=copier,
-            after=after,
-            timeout_s=timeout_s,
-        ):
-            sends.append(flush_staged(staged, setup.cluster, setup.epoch, destination))
-            num_chunks += len(staged.chunks)
-            num_bytes += staged.num_bytes
-    return Streamed(sends=tuple(sends), num_chunks=num_chunks, num_bytes=num_bytes)
+        batches = [regions] if merged else [[piece] for region in regions for piece in region.pieces()]
+        for batch in batches:
+            for staged in scatter(
+                batch,
+                staging,
+                cluster=setup.cluster,
+                epoch=setup.epoch,
+                dtype=setup.layout.dtype,
+                copier=copier,
+                after=after,
+                timeout_s=timeout_s,
+            ):
+                sent = flush_staged(staged, setup.cluster, setup.epoch, destination)
+                num_messages += 1
+                num_chunks += len(staged.chunks)
+                num_bytes += staged.num_bytes
+                if merged:
+                    sends.append(sent)
+                else:
+                    sent.result(timeout_s)
+    return Streamed(sends=tuple(sends), num_messages=num_messages, num_chunks=num_chunks, num_bytes=num_bytes)
 
 
 def flush_staged(staged: Staged, cluster: str, epoch: Epoch, destination: Destination) -> Future[None]:

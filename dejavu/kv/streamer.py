@@ -1,68 +1,46 @@
-"""Streams prompt layers beside the computation: layer l leaves while l+1 computes (DejaVu §4.1, optimisation 2)."""
+"""Streams KV beside the computation, or before it goes on, as the streaming level says (DejaVu §4.1)."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import replace
 
 from torch import Tensor
 
 from dejavu.clock import Clock, SystemClock
-from dejavu.errors import Retryable
 from dejavu.ids import RowId
-from dejavu.kv.device import Copier, CpuCopier, Mark
+from dejavu.kv.device import Copier, CpuCopier
 from dejavu.kv.flush import Sender
+from dejavu.kv.job_queue import JobQueue
+from dejavu.kv.jobs import LayerJob, Pass, RowsJob, StreamJob, merged_regions
+from dejavu.kv.layout import LayerRange
+from dejavu.kv.levels import StreamingLevel
+from dejavu.kv.pool import KvPool
+from dejavu.kv.retained import RetainedLayers
 from dejavu.kv.route import RowSpan
 from dejavu.kv.staging import StagingRing
-from dejavu.kv.stream import Streamed, StreamSetup, stream_out
+from dejavu.kv.stream import PoolRow, Streamed, StreamSetup, stream_regions
+from dejavu.kv.stream_account import JobOutcome, StreamerCounters, StreamSpan, StreamStalled, failure_of
 
 logger = logging.getLogger(__name__)
 
-
-class StreamStalled(Retryable):
-    """Layers could not leave within the deadline; the message says how many still wait."""
-
-
-@dataclass(slots=True, kw_only=True)
-class StreamerCounters:
-    """Since the start. Messages and bytes count when handed over; exposed time is the computation's lost time."""
-
-    bytes_out: int = 0
-    chunks: int = 0
-    messages: int = 0
-    layers: int = 0
-    failed_layers: int = 0
-    busy_s: float = 0.0
-    """Gathering, sealing, waiting for staging and handing over, beside the computation."""
-    exposed_s: float = 0.0
-    """The computing thread blocked in ``submit`` and ``drain``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    layer: int
-    keys_BHTD: Tensor
-    values_BHTD: Tensor
-    rows: tuple[RowSpan, ...]
-    after: Mark
-
-    @property
-    def row_ids(self) -> tuple[RowId, ...]:
-        return tuple(span.row_id for span in self.rows)
+_SHORTEST_WAIT_S = 20e-6
+"""A shorter wait is counted, but is no span."""
 
 
 class Streamer:
-    """A daemon thread that runs ``stream_out`` for each submitted layer, in order.
+    """Takes what a pass has made, on the computing thread; what is not awaited leaves on a daemon thread, in order.
 
-    At most ``max_queued_layers`` layers wait, plus what the staging ring holds: a network that is slower than the
-    computation blocks ``submit``, and memory stays bounded. ``on_error(error, row_ids)`` is called once for each
-    layer that failed, on the streamer's or the transport's thread, and must return at once; so must
-    ``on_span(name, start, end, num_bytes)``, called with ``stream_out`` (the thread's work) and ``flush`` (handed
-    over until sent), in seconds of ``clock.now``.
+    At most ``max_queued_jobs`` jobs wait, plus what the staging ring holds: a network that is slower than the
+    computation blocks it, and memory stays bounded. ``on_error(error, row_ids)`` is called once for each job that
+    failed, on any thread, and must return at once; so must ``on_span``.
+
+    Args:
+        retain_bytes: so much of the prompt layers that were sent last is kept for receivers that ask again.
     """
 
     def __init__(
@@ -72,67 +50,102 @@ class Streamer:
         sender: Sender,
         *,
         on_error: Callable[[Exception, tuple[RowId, ...]], None],
-        on_span: Callable[[str, float, float, int], None] | None = None,
+        on_span: Callable[[StreamSpan], None] | None = None,
+        level: StreamingLevel = StreamingLevel.full,
         copier: Copier | None = None,
         clock: Clock | None = None,
-        max_queued_layers: int = 4,
+        max_queued_jobs: int = 4,
+        retain_bytes: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
-        if max_queued_layers < 1:
-            raise ValueError(f"a queue of {max_queued_layers} layers takes none; at least 1")
         self._setup = setup
         self._staging = staging
         self._sender = sender
         self._on_error = on_error
         self._on_span = on_span
+        self._level = level
         self._copier = copier or CpuCopier()
         self._clock = clock or SystemClock()
-        self._max_queued_layers = max_queued_layers
         self._timeout_s = timeout_s
-        self._changed = threading.Condition()
-        self._queue: deque[_Layer] = deque()
-        self._num_pending = 0
-        self._closing = False
+        self._queue = JobQueue(max_queued_jobs)
+        self._held: list[StreamJob] = []
+        self._retained = RetainedLayers(retain_bytes)
+        self._lock = threading.Lock()
         self._counters = StreamerCounters()
         self._thread = threading.Thread(target=self._run, name="kv-streamer", daemon=True)
         self._thread.start()
 
+    @property
+    def level(self) -> StreamingLevel:
+        """The level in force."""
+        return self._level
+
+    def set_level(self, level: StreamingLevel) -> None:
+        """From the next pass on. On the computing thread, between passes."""
+        self._level = level
+
     def submit(self, layer: int, keys_BHTD: Tensor, values_BHTD: Tensor, rows: Sequence[RowSpan]) -> None:
-        """The layer is queued; its tensors are read later and may not be written to again.
+        """A layer of a prompt pass will leave; its tensors are read later and may not be written to again.
 
         Blocks while the queue is full. Raises StreamStalled at the deadline or when the streamer is closed.
         """
-        queued = _Layer(
-            layer=layer, keys_BHTD=keys_BHTD, values_BHTD=values_BHTD, rows=tuple(rows), after=self._copier.mark()
-        )
-        with self._changed:
-            self._wait(lambda: self._closing or len(self._queue) < self._max_queued_layers, self._timeout_s)
-            if self._closing:
-                raise StreamStalled(f"layer {layer} cannot be queued: the streamer is closed")
-            self._queue.append(queued)
-            self._num_pending += 1
-            self._changed.notify_all()
+        if self._level is StreamingLevel.naive:
+            # Pieces as they lie in a cache; the models' tensors may be views in which each position is apart.
+            keys_BHTD, values_BHTD = keys_BHTD.contiguous(), values_BHTD.contiguous()
+        after = self._copier.mark()
+        self._take(LayerJob(layer=layer, keys_BHTD=keys_BHTD, values_BHTD=values_BHTD, rows=tuple(rows), after=after))
+
+    def submit_rows(
+        self, pool: KvPool, rows: Sequence[PoolRow], *, made_by: Pass, layers: LayerRange | None = None
+    ) -> None:
+        """Positions of the pool's rows will leave; ``settle`` before others are written there. See ``submit``."""
+        layers = layers or self._setup.source.layers
+        after = self._copier.mark()
+        self._take(RowsJob(pool=pool, rows=tuple(rows), layers=layers, after=after, made_by=made_by))
+
+    def end_pass(self) -> None:
+        """The prompt pass is over: what its level sends only now has been sent, or has been reported as failed."""
+        held, self._held = self._held, []
+        if held:
+            self._send_now(held)
+
+    def abandon_pass(self) -> None:
+        """The prompt pass has failed: what was to be sent at its end is forgotten."""
+        self._held = []
+
+    def send_again(self, jobs: Sequence[StreamJob]) -> None:
+        """The jobs leave in the background, whatever the level. See ``submit``."""
+        with self._lock:
+            self._counters.sent_again += len(jobs)
+        for job in jobs:
+            self._enqueue(job)
+
+    def retained(self, row_id: RowId, layers: LayerRange) -> tuple[LayerJob, ...] | None:
+        """The row's layers as they were sent, or None when not all of them are kept any more."""
+        return self._retained.find(row_id, layers)
+
+    def settle(self, places: frozenset[int]) -> None:
+        """Nothing reads these rows of the pool any more, and what was still queued of them will not leave.
+
+        Raises StreamStalled when a job that reads them does not end in time.
+        """
+        with self._exposed("step"):
+            self._queue.settle(places, self._timeout_s)
 
     def drain(self, timeout_s: float) -> None:
-        """Every submitted layer has been sent (not necessarily received) or reported as failed.
+        """Everything submitted has been sent (not necessarily received) or reported as failed.
 
         Raises StreamStalled at the deadline.
         """
-        self._wait(lambda: self._num_pending == 0, timeout_s)
+        self._queue.drain(timeout_s)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """The thread has ended; layers still queued are reported to ``on_error``. Idempotent.
+        """The thread has ended; jobs still queued are reported to ``on_error``. Idempotent.
 
         Raises StreamStalled when the thread does not end in time.
         """
-        with self._changed:
-            self._closing = True
-            abandoned = list(self._queue)
-            self._queue.clear()
-            self._changed.notify_all()
-        for queued in abandoned:
-            error = StreamStalled(f"layer {queued.layer} was still queued when the streamer closed")
-            self._finish(queued.layer, queued.row_ids, error)
+        for job in self._queue.close():
+            self._finish(job.row_ids, StreamStalled("it was still queued when the streamer closed"))
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise StreamStalled(f"the streamer was still sending after {timeout_s} s")
@@ -140,116 +153,134 @@ class Streamer:
     @property
     def counters(self) -> StreamerCounters:
         """A copy of the counters."""
-        with self._changed:
+        with self._lock:
             return replace(self._counters)
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """The condition held; the time it took is exposed time."""
-        start_s = self._clock.monotonic()
-        with self._changed:
-            met = self._changed.wait_for(condition, timeout_s)
-            self._counters.exposed_s += self._clock.monotonic() - start_s
-            if not met:
-                raise StreamStalled(
-                    f"{self._num_pending} layers ({len(self._queue)} queued) had not left after {timeout_s} s"
-                )
+    def _take(self, job: StreamJob) -> None:
+        """By its level, the job leaves later, now, or at the end of the pass."""
+        level, is_prompt = self._level, job.made_by == "prompt"
+        if level is StreamingLevel.off:
+            return
+        if level.prompts_in_background if is_prompt else level.steps_in_background:
+            self._enqueue(job)
+        elif is_prompt:
+            self._held.append(job)
+        else:
+            self._send_now([job])
+
+    def _enqueue(self, job: StreamJob) -> None:
+        with self._exposed(job.made_by):
+            self._queue.put(job, self._timeout_s)
+
+    def _send_now(self, jobs: Sequence[StreamJob]) -> None:
+        """The jobs, all of one pass, have been sent or reported as failed: the computation waits for it."""
+        made_by, row_ids = jobs[0].made_by, tuple(dict.fromkeys(row_id for job in jobs for row_id in job.row_ids))
+        self._queue.begin()
+        start_s, from_s = self._clock.now(), self._clock.monotonic()
+        error: Exception | None = None
+        with self._exposed(made_by):
+            try:
+                streamed = self._stream(jobs, merged=self._level.merges)
+                handed_over_s = self._clock.now()
+                self._span("stream_out", made_by, start_s, handed_over_s, streamed)
+                if wait(streamed.sends, self._timeout_s).not_done:
+                    raise StreamStalled(f"{streamed.num_bytes} bytes had not left after {self._timeout_s} s")
+                error = next(filter(None, (failure_of(sent) for sent in streamed.sends)), None)
+                self._span("flush", made_by, handed_over_s, self._clock.now(), streamed)
+                self._count(streamed, len(jobs), self._clock.monotonic() - from_s)
+            except Exception as raised:  # As in the background: on_error is told, whatever it is.
+                error = raised
+        self._finish(row_ids, error)
+
+    @contextmanager
+    def _exposed(self, made_by: Pass) -> Iterator[None]:
+        """The body keeps the computing thread from computing."""
+        start_s, from_s = self._clock.now(), self._clock.monotonic()
+        try:
+            yield
+        finally:
+            exposed_s = self._clock.monotonic() - from_s
+            with self._lock:
+                self._counters.exposed_s += exposed_s
+            if exposed_s > _SHORTEST_WAIT_S:
+                self._span("stream_wait", made_by, start_s, self._clock.now())
 
     def _run(self) -> None:
-        while self._stream_next():
-            pass
+        while (job := self._queue.take()) is not None:
+            self._send_later(job)
 
-    def _stream_next(self) -> bool:
-        """The next layer has been handed over or reported; False when the streamer is closed."""
-        queued = self._next()
-        if queued is None:
-            return False
-        start_s, busy_from_s = self._clock.now(), self._clock.monotonic()
+    def _send_later(self, job: StreamJob) -> None:
+        """The job has been handed over or reported."""
+        start_s, from_s = self._clock.now(), self._clock.monotonic()
+        made_by, row_ids = job.made_by, job.row_ids
         try:
-            streamed = self._stream(queued)
+            streamed = self._stream((job,), merged=True)
         except Exception as error:  # Any failure must reach on_error: a dead thread would stall every drain.
-            self._finish(queued.layer, queued.row_ids, error)
-            return True
-        with self._changed:
-            self._count(streamed, self._clock.monotonic() - busy_from_s)
+            self._queue.gathered()
+            self._finish(row_ids, error)
+            return
+        del job  # Staged by now: its tensors need not live until the network is done.
+        self._queue.gathered()
+        self._count(streamed, 1, self._clock.monotonic() - from_s)
         handed_over_s = self._clock.now()
-        self._span("stream_out", start_s, handed_over_s, streamed.num_bytes)
-        self._follow(queued.layer, queued.row_ids, streamed, handed_over_s)
-        return True
+        self._span("stream_out", made_by, start_s, handed_over_s, streamed)
+        self._follow(made_by, row_ids, streamed, handed_over_s)
 
-    def _next(self) -> _Layer | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._queue)
-            if not self._queue:
-                return None
-            queued = self._queue.popleft()
-            self._changed.notify_all()
-            return queued
-
-    def _stream(self, queued: _Layer) -> Streamed:
-        return stream_out(
-            queued.layer,
-            queued.keys_BHTD,
-            queued.values_BHTD,
-            queued.rows,
+    def _stream(self, jobs: Sequence[StreamJob], *, merged: bool) -> Streamed:
+        streamed = stream_regions(
+            merged_regions(jobs, self._setup),
             self._setup,
             self._staging,
             self._sender,
+            merged=merged,
             copier=self._copier,
-            after=queued.after,
+            after=jobs[-1].after,  # Jobs are in the order of the computation.
             timeout_s=self._timeout_s,
         )
+        self._retained.keep(jobs)
+        return streamed
 
-    def _follow(self, layer: int, row_ids: tuple[RowId, ...], streamed: Streamed, handed_over_s: float) -> None:
-        """The layer will be finished when the last of its messages has been sent or has failed."""
-        # Takes no tensors: they are staged by now, and a callback would keep them until the network is done.
-        waiting = _Outcome(len(streamed.sends))
+    def _follow(self, made_by: Pass, row_ids: tuple[RowId, ...], streamed: Streamed, handed_over_s: float) -> None:
+        """The job will be finished when the last of its messages has been sent or has failed."""
+        waiting = JobOutcome(len(streamed.sends))
 
         def one_done(sent: Future[None]) -> None:
             if waiting.count_down(sent):
-                self._span("flush", handed_over_s, self._clock.now(), streamed.num_bytes)
-                self._finish(layer, row_ids, waiting.error)
+                self._span("flush", made_by, handed_over_s, self._clock.now(), streamed)
+                self._finish(row_ids, waiting.error)
 
         for sent in streamed.sends:
             sent.add_done_callback(one_done)
         if not streamed.sends:
-            self._finish(layer, row_ids, None)
+            self._finish(row_ids, None)
 
-    def _finish(self, layer: int, row_ids: tuple[RowId, ...], error: Exception | None) -> None:
+    def _finish(self, row_ids: tuple[RowId, ...], error: Exception | None) -> None:
         if error is not None:
-            logger.warning("layer %s of rows %s was not streamed: %s", layer, row_ids, error)
+            logger.warning("KV of rows %s was not streamed: %s", list(row_ids), error)
             self._on_error(error, row_ids)
-        with self._changed:
-            self._num_pending -= 1
-            self._counters.failed_layers += error is not None
-            self._changed.notify_all()
-
-    def _count(self, streamed: Streamed, busy_s: float) -> None:
-        self._counters.layers += 1
-        self._counters.messages += len(streamed.sends)
-        self._counters.chunks += streamed.num_chunks
-        self._counters.bytes_out += streamed.num_bytes
-        self._counters.busy_s += busy_s
-
-    def _span(self, name: str, start_s: float, end_s: float, num_bytes: int) -> None:
-        if self._on_span is not None:
-            self._on_span(name, start_s, end_s, num_bytes)
-
-
-class _Outcome:
-    """Counts a layer's messages down and keeps the first error. Any thread."""
-
-    def __init__(self, num_sends: int) -> None:
-        self._lock = threading.Lock()
-        self._num_left = num_sends
-        self.error: Exception | None = None
-
-    def count_down(self, sent: Future[None]) -> bool:
-        """One message is done; True for the last."""
-        error = None if sent.cancelled() else sent.exception()
-        if sent.cancelled():
-            error = StreamStalled("a send was cancelled")
         with self._lock:
-            if error is not None and self.error is None:
-                self.error = error if isinstance(error, Exception) else StreamStalled(repr(error))
-            self._num_left -= 1
-            return self._num_left == 0
+            self._counters.failed_jobs += error is not None
+        self._queue.finish()
+
+    def _count(self, streamed: Streamed, num_jobs: int, busy_s: float) -> None:
+        with self._lock:
+            self._counters.jobs += num_jobs
+            self._counters.messages += streamed.num_messages
+            self._counters.chunks += streamed.num_chunks
+            self._counters.bytes_out += streamed.num_bytes
+            self._counters.busy_s += busy_s
+
+    def _span(self, name: str, made_by: Pass, start_s: float, end_s: float, streamed: Streamed | None = None) -> None:
+        if self._on_span is None:
+            return
+        num_bytes, num_transfers = (0, 0) if streamed is None else (streamed.num_bytes, streamed.num_messages)
+        self._on_span(
+            StreamSpan(
+                name=name,
+                made_by=made_by,
+                start_s=start_s,
+                end_s=end_s,
+                num_bytes=num_bytes,
+                num_transfers=num_transfers,
+            )
+        )

@@ -16,16 +16,24 @@ from dejavu.kv.pool import KvPool
 class PromptWriter:
     """Writes each prompt row's valid part into its pool row at positions [0, length).
 
+    ``on_layer``, if given, is called with each global layer that is in the pool.
     Raises ValueError for rows or lengths that the pool does not have.
     """
 
-    def __init__(self, pool: KvPool, row_indices: Sequence[int], lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        row_indices: Sequence[int],
+        lengths: Sequence[int],
+        on_layer: Callable[[int], None] | None = None,
+    ) -> None:
         if len(row_indices) != len(lengths) or len(set(row_indices)) != len(row_indices):
             raise ValueError(f"rows {list(row_indices)} and lengths {list(lengths)} do not pair up one to one")
         for row_index, length in zip(row_indices, lengths, strict=True):
             _check_cell(pool, row_index, length - 1)
         self._pool = pool
         self._rows = list(zip(row_indices, lengths, strict=True))
+        self._on_layer = on_layer
 
     def update(self, layer_index: int, keys_BHTD: Tensor, values_BHTD: Tensor) -> tuple[Tensor, Tensor]:
         """The rows hold this layer's cells; returns the inputs, which a fresh prompt attends over."""
@@ -33,6 +41,8 @@ class PromptWriter:
         for index, (row_index, length) in enumerate(self._rows):
             pool_keys[row_index, :, :length].copy_(keys_BHTD[index, :, :length])
             pool_values[row_index, :, :length].copy_(values_BHTD[index, :, :length])
+        if self._on_layer is not None:
+            self._on_layer(layer_index)
         return keys_BHTD, values_BHTD
 
 

@@ -31,10 +31,22 @@ class ClusterLinks:
         self._peers.tell(self.plan.token_pipeline.stages[0].worker, message)
 
     def token_stages(self, message: m.AnyMessage) -> None:
-        """Every stage that keeps rows is told: all token stages, or stage 0 of a colocated pipeline."""
-        stages = self.plan.token_pipeline.stages
-        for stage in stages if self.plan.mode == "disaggregated" else stages[:1]:
+        """Every token stage is told: it has rows to expect."""
+        for stage in self.plan.token_pipeline.stages:
             self._peers.tell(stage.worker, message)
+
+    def row_holders(self, message: m.AnyMessage) -> None:
+        """Every stage that keeps something of a row which must be let go is told."""
+        plan = self.plan
+        keeps_all = plan.mode == "disaggregated" or plan.stream_to is not None
+        stages = plan.token_pipeline.stages if keeps_all else plan.token_pipeline.stages[:1]
+        for stage in (*stages, *plan.memory_stages):
+            self._peers.tell(stage.worker, message)
+
+    def every_worker(self, message: m.AnyMessage) -> None:
+        """Every worker of the plan is told."""
+        for worker in self.plan.workers:
+            self._peers.tell(worker, message)
 
     def ask(
         self, message: m.AnyMessage, workers: Iterable[str], answer: type[m.Message], *, timeout_s: float
@@ -68,8 +80,7 @@ class ClusterLinks:
 
     def stop_workers(self) -> None:
         """Every worker has been told to end cleanly."""
-        for worker in self.plan.workers:
-            self._peers.tell(worker, m.Stop(epoch=self.plan.epoch))
+        self.every_worker(m.Stop(epoch=self.plan.epoch))
 
     def close(self, timeout_s: float) -> None:
         """The links are gone, what was sent is received."""

@@ -213,7 +213,7 @@ class Controller:
 
     def _release(self, row_ids: Sequence[RowId]) -> None:
         if row_ids:
-            self._links.token_stages(m.ReleaseRows(epoch=self._plan.epoch, row_ids=tuple(row_ids)))
+            self._links.row_holders(m.ReleaseRows(epoch=self._plan.epoch, row_ids=tuple(row_ids)))
 
     def _check(self) -> None:
         reason = self._failure()

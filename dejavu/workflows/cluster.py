@@ -145,7 +145,7 @@ def _on_store(
     with ExitStack() as stack:
         desk = stack.enter_context(_desk(config, plan, store))
         launcher = ProcessLauncher(
-            lambda name: encode_json(_worker_spec(config, store, desk.secret, name)),
+            lambda name: encode_json(_worker_spec(config, store, desk.secret, name, output)),
             output / "workers",
             num_threads=plan.threads_per_worker,
             on_exit=wake.set,
@@ -228,7 +228,8 @@ def _part(links: ClusterLinks, launcher: ProcessLauncher) -> None:
     links.close(_CLOSE_TIMEOUT_S)
 
 
-def _worker_spec(config: Config, store: StoreSpec, secret: str, name: WorkerName) -> WorkerSpec:
+def _worker_spec(config: Config, store: StoreSpec, secret: str, name: WorkerName, output: Path) -> WorkerSpec:
+    kv_folder = output / "kv" if config.strategy.stream_folder is None else Path(config.strategy.stream_folder)
     return WorkerSpec(
         name=name,
         cluster=config.cluster.name,
@@ -240,6 +241,7 @@ def _worker_spec(config: Config, store: StoreSpec, secret: str, name: WorkerName
         transport_kind=config.transport.kind.value,
         transport_settings=dict(config.transport.settings),
         start_timeout_s=config.cluster.start_timeout_s,
+        kv_folder=str((kv_folder / name).absolute()),
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu.config import Config, ModelConfig, StrategyMode
+from dejavu.config.schema import StreamTo
 from dejavu.control.placement import Declared, LayerPairs, check_shape, place
-from dejavu.control.plan import Plan
+from dejavu.control.plan import Plan, StreamTarget
 from dejavu.errors import ConfigError
 from dejavu.ids import Epoch
+from dejavu.kv.levels import StreamingLevel
 from dejavu.models.source import ModelSource, cache_folder, has_tokenizer, known_num_layers, resolve
 from dejavu.models.spec import ModelSpec, describe
 from dejavu.models.tokenizer import TextCodec
@@ -20,6 +22,11 @@ from dejavu.workload import load
 
 _GB = 10**9
 _FIRST_EPOCH = Epoch(1)
+_STREAM_TARGETS: Mapping[StreamTo | None, StreamTarget | None] = {
+    None: None,
+    StreamTo.memory: "memory",
+    StreamTo.disk: "disk",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,8 @@ def declared(config: Config) -> Declared:
         threads_per_worker=cluster.threads_per_worker,
         device_memory_bytes=None if cluster.device_memory_gb is None else int(cluster.device_memory_gb * _GB),
         timeout_s=config.transport.timeout_s,
+        streaming=StreamingLevel(strategy.streaming.value),
+        stream_to=_STREAM_TARGETS[strategy.stream_to],
     )
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -17,7 +18,8 @@ from dejavu.engine import messages as m
 from dejavu.engine.build import BuiltStage, build_stage, load_stage
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
 from dejavu.engine.peers import CONTROLLER, Peers
-from dejavu.ids import Epoch, WorkerName
+from dejavu.ids import Epoch, RowId, WorkerName
+from dejavu.kv.levels import StreamingLevel
 from dejavu.kv.pool import TORCH_DTYPES
 from dejavu.models.spec import ModelSpec
 from dejavu.models.tokenizer import TextCodec
@@ -110,8 +112,9 @@ class Node:
 class Worker:
     """One stage, its engine on a thread of its own."""
 
-    def __init__(self, node: Node, plan: Plan) -> None:
+    def __init__(self, node: Node, plan: Plan, kv_folder: Path | None) -> None:
         self.node = node
+        self._kv_folder = None if kv_folder is None else kv_folder / node.name
         self._plan = plan
         self._stop_asked = threading.Event()
         self.problem: BaseException | None = None
@@ -134,6 +137,7 @@ class Worker:
             recorder=recorder,
             clock=clock,
             is_asked_to_stop=self._stop_asked.is_set,
+            kv_folder=self._kv_folder,
         )
 
     def ask_to_stop(self) -> None:
@@ -209,6 +213,26 @@ class LocalCluster:
             parts.append(flat.reshape(len(stage.layers), 2, layout.num_kv_heads, length, layout.head_dim))
         return torch.cat(parts)
 
+    def copy(self, row_id: RowId, length: int) -> torch.Tensor:
+        """A row's copy at the memory stage, once it has so many positions: [layer, (K, V), head, position, dim]."""
+        layout = self.plan.model.layout
+        (stage,) = self.plan.memory_stages
+        message = m.InspectCopy(epoch=self.plan.epoch, row_id=row_id, length=length)
+        while True:
+            answer = self.links.ask(message, [stage.worker], m.InspectedCopy, timeout_s=DEADLINE_S)[stage.worker]
+            payload = bytearray(answer.inbound.payload)
+            answer.inbound.release()
+            assert isinstance(answer.message, m.InspectedCopy)
+            if payload:
+                assert answer.message.length >= length
+                flat = torch.frombuffer(payload, dtype=TORCH_DTYPES[layout.dtype])
+                return flat.reshape(len(stage.layers), 2, layout.num_kv_heads, length, layout.head_dim)
+            assert self._clock.monotonic() < self._deadline_s, f"row {row_id} has {answer.message.length} positions"
+
+    def set_streaming(self, level: StreamingLevel) -> None:
+        """KV leaves in another way; no request may be open."""
+        self.links.every_worker(m.SetStreaming(epoch=self.plan.epoch, level=level))
+
     def _failure(self) -> str | None:
         for worker in self.workers:
             if worker.problem is not None:
@@ -218,7 +242,12 @@ class LocalCluster:
 
 @contextmanager
 def local_cluster(
-    declared: Declared, model: ModelSpec, *, codec: TextCodec | None = None, tap: Tap | None = None
+    declared: Declared,
+    model: ModelSpec,
+    *,
+    codec: TextCodec | None = None,
+    tap: Tap | None = None,
+    kv_folder: Path | None = None,
 ) -> Iterator[LocalCluster]:
     """A cluster of the declared shape serves; at the end every engine has stopped by itself and no thread is left."""
     plan = place(declared, model, epoch=EPOCH)
@@ -231,7 +260,7 @@ def local_cluster(
     with ExitStack() as stack:
         controller = Node(CONTROLLER, plan, transport(CONTROLLER), holds_kv=False)
         stack.callback(controller.transport.close, CLOSE_TIMEOUT_S)
-        workers = [Worker(Node(name, plan, transport(name), holds_kv=True), plan) for name in plan.workers]
+        workers = [Worker(Node(name, plan, transport(name), holds_kv=True), plan, kv_folder) for name in plan.workers]
         nodes = {worker.node.name: worker.node for worker in workers}
         for worker in workers:
             stack.callback(worker.node.close)

@@ -122,8 +122,10 @@ class SimulatedCluster:
         self._to_ring.append(message)
 
     def token_stages(self, message: m.AnyMessage) -> None:
-        if not isinstance(message, m.ExpectRows):
-            self._to_ring.append(message)
+        assert isinstance(message, m.ExpectRows)
+
+    def row_holders(self, message: m.AnyMessage) -> None:
+        self._to_ring.append(message)
 
     def take(self, timeout_s: float) -> Received | None:
         """A message for the controller, once one is due; None when it should do something else first."""

@@ -107,9 +107,9 @@ def test_prompt_stages_send_to_the_next_and_to_every_owner_of_their_layers() -> 
     assert uneven.peers_of(W1) == (W2, W3)
 
 
-def test_token_stages_send_forward_and_to_stage_0() -> None:
+def test_token_stages_send_forward_to_stage_0_and_back_to_where_their_kv_comes_from() -> None:
     plan = split_plan(1, 3)
-    assert [plan.peers_of(worker) for worker in (W1, W2, W3)] == [(W2,), (W3, W1), (W1,)]
+    assert [plan.peers_of(worker) for worker in (W1, W2, W3)] == [(W2, W0), (W3, W1, W0), (W1, W0)]
 
 
 def test_colocated_stages_send_forward_and_the_last_to_stage_0() -> None:

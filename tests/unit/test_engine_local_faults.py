@@ -205,10 +205,10 @@ def test_a_prompt_that_cannot_be_computed_costs_its_own_rows_only(
     bad = Request(id=RequestId("bad"), prompt_tokens=(9,) * bad_length, max_tokens=4)
     compute = StageCompute.prompt
 
-    def prompt(self: StageCompute, rows: Any, inputs: Any, on_layer: Any) -> Any:
+    def prompt(self: StageCompute, rows: Any, inputs: Any, on_layer: Any, on_written: Any) -> Any:
         if self._place.stage.index == failing_stage and any(row.length == bad_length for row in rows):
             raise RuntimeError("out of memory, says the test")
-        return compute(self, rows, inputs, on_layer)
+        return compute(self, rows, inputs, on_layer, on_written)
 
     monkeypatch.setattr(StageCompute, "prompt", prompt)
     completions = serve(llama, declared(2, 2, scheduling=scheduling), [*requests[:4], bad, *requests[4:]], None)

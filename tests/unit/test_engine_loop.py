@@ -16,12 +16,16 @@ from dejavu.control.plan import Plan
 from dejavu.control.ring import AdmittedRow, Ring
 from dejavu.engine import messages as m
 from dejavu.engine.engine import Engine
+from dejavu.engine.fetching import MOST_FETCHES
 from dejavu.engine.host import Host
-from dejavu.engine.mailbox import Event, Mailbox, PeerLost, Received, RowsSpoilt, Wake
+from dejavu.engine.mailbox import ChunksSpoilt, Event, Mailbox, PeerLost, Received, Wake
 from dejavu.engine.meter import Meter
+from dejavu.engine.outflow import Outflow
 from dejavu.engine.peers import CONTROLLER
 from dejavu.errors import Fatal
 from dejavu.ids import Epoch, RowId, WorkerName
+from dejavu.kv.chunk import ChunkHeader, seal
+from dejavu.kv.layout import LayerRange
 from dejavu.kv.streamer import StreamStalled
 from dejavu.report.spans import SpanRecorder
 from dejavu.transport.base import Hello, Inbound
@@ -47,7 +51,7 @@ class FakeCompute:
     num_steps: int = 0
     before_step: Callable[[int], None] = lambda num_steps: None
 
-    def prompt(self, rows: Sequence[m.PromptRow], inputs: torch.Tensor, on_layer: Any) -> torch.Tensor:
+    def prompt(self, rows: Sequence[m.PromptRow], inputs: torch.Tensor, on_layer: Any, on_written: Any) -> torch.Tensor:
         if self.prompt_error is not None:
             raise self.prompt_error
         return torch.zeros(len(rows), inputs.shape[1], 4)
@@ -88,6 +92,19 @@ class FakeLanded:
         return tuple(row_id for row_id in row_ids if row_id not in self.taken)
 
 
+class Nothing:
+    """A streamer that keeps nothing of what it sent."""
+
+    def retained(self, row_id: RowId, layers: LayerRange) -> None:
+        return None
+
+    def end_pass(self) -> None:
+        pass
+
+    def abandon_pass(self) -> None:
+        pass
+
+
 class Stand:
     """An engine with everything around it."""
 
@@ -108,7 +125,7 @@ class Stand:
             name=WorkerName(name),
             plan=plan,
             place=place,
-            model=FakeModel(),  # type: ignore[arg-type]
+            loaded=FakeModel(),  # type: ignore[arg-type]
             pool=None,
             mailbox=self.mailbox,
             peers=self,  # type: ignore[arg-type]
@@ -117,7 +134,9 @@ class Stand:
             clock=self.clock,
             is_asked_to_stop=lambda: self.is_asked_to_stop,
         )
-        self.engine = Engine(host, self.compute, ring=self.ring, landed=landed, streamer=None)  # type: ignore[arg-type]
+        handoff = Nothing() if pipeline.kind == "prompt" else None
+        self.out = Outflow(handoff=handoff)  # type: ignore[arg-type]
+        self.engine = Engine(host, self.compute, ring=self.ring, landed=landed, out=self.out)  # type: ignore[arg-type]
 
     def tell(self, peer: str, message: m.AnyMessage, payload: Sequence[memoryview] = ()) -> None:
         self.told.append((peer, message))
@@ -203,13 +222,52 @@ def test_a_middle_prompt_stage_passes_its_activations_on() -> None:
     assert [name for name, message in stand.told if isinstance(message, m.PromptActivations)] == ["w1"]
 
 
+def bad_chunk(row_id: RowId) -> ChunkHeader:
+    return seal(
+        epoch=EPOCH,
+        row_id=row_id,
+        layers=LayerRange(1, 2),
+        heads=(0, 1),
+        positions=(0, 4),
+        dtype="float32",
+        payload=memoryview(b"1234"),
+    )
+
+
 def test_a_bad_chunk_of_a_row_whose_kv_is_proven_costs_nothing() -> None:
     stand = Stand(split_plan(1, 1), "w1", landed=FakeLanded(taken={A}))
-    stand.mailbox.post(RowsSpoilt(row_ids=(A,), reason="corrupt"))
-    stand.mailbox.post(RowsSpoilt(row_ids=(A, B), reason="corrupt"))
+    stand.mailbox.post(ChunksSpoilt(peer="w0", chunks=(bad_chunk(A), bad_chunk(A))))
+    stand.get(m.Stop(epoch=EPOCH))
+    stand.engine.run()
+    assert stand.said(m.RowsFailed) == stand.said(m.SendAgain, "w0") == []
+
+
+def test_a_bad_chunk_is_fetched_again_a_bounded_number_of_times_and_then_its_row_fails() -> None:
+    stand = Stand(split_plan(1, 1), "w1", landed=FakeLanded(taken={A}))
+    for _ in range(MOST_FETCHES):
+        stand.mailbox.post(ChunksSpoilt(peer="w0", chunks=(bad_chunk(A), bad_chunk(B))))
+    stand.get(m.Stop(epoch=EPOCH))
+    stand.engine.run()
+    wish = (m.KvPart(B, LayerRange(1, 2), (0, 4)),)
+    assert [message.parts for message in stand.said(m.SendAgain, "w0")] == [wish] * MOST_FETCHES
+    assert stand.said(m.RowsFailed) == []
+
+    stand = Stand(split_plan(1, 1), "w1", landed=FakeLanded())
+    for _ in range(MOST_FETCHES + 1):
+        stand.mailbox.post(ChunksSpoilt(peer="w0", chunks=(bad_chunk(B),)))
     stand.get(m.Stop(epoch=EPOCH))
     stand.engine.run()
     assert [message.row_ids for message in stand.said(m.RowsFailed)] == [(B,)]
+
+
+def test_kv_that_is_not_kept_any_more_cannot_be_sent_again_and_its_row_fails() -> None:
+    stand = Stand(split_plan(1, 1), "w0")
+    stand.get(m.SendAgain(epoch=EPOCH, parts=(m.KvPart(A, LayerRange(0, 1), (0, 4)),)))
+    stand.get(m.Stop(epoch=EPOCH))
+    stand.engine.run()
+    (failed,) = stand.said(m.RowsFailed)
+    assert failed.row_ids == (A,)
+    assert "not kept any more" in failed.reason
 
 
 def test_a_stop_ends_the_engine_even_after_peers_have_parted() -> None:

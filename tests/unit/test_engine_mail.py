@@ -13,11 +13,12 @@ import pytest
 from dejavu.control.ring import StepRow
 from dejavu.engine import messages as m
 from dejavu.engine.landing import Landing
-from dejavu.engine.mailbox import Mailbox, PeerLost, Received, RowsLanded, RowsSpoilt, Wake
+from dejavu.engine.mailbox import ChunksSpoilt, Mailbox, PeerLost, Received, RowsLanded, Wake
 from dejavu.engine.peers import Peers
 from dejavu.ids import Epoch, RowId
 from dejavu.kv.accepted import Accepted
-from dejavu.kv.chunk import KvMessage, encode_message
+from dejavu.kv.chunk import KvMessage, encode_message, seal
+from dejavu.kv.layout import LayerRange
 from dejavu.report.spans import Span
 from dejavu.request import Sampling
 from dejavu.transport.base import Hello, Inbound, TransportError
@@ -223,11 +224,11 @@ def test_landed_rows_are_announced_and_the_message_released() -> None:
 
 
 def test_corrupt_chunks_are_announced_with_their_sender() -> None:
-    box, _ = land(Accepted(corrupt=(RowId(1),)), KV)
-    event = box.take(0.0)
-    assert isinstance(event, RowsSpoilt)
-    assert event.row_ids == (RowId(1),)
-    assert "w1" in event.reason
+    payload = memoryview(b"1234")
+    ranges = {"layers": LayerRange(0, 1), "heads": (0, 1), "positions": (0, 1)}
+    chunk = seal(epoch=EPOCH, row_id=RowId(1), dtype="float32", payload=payload, **ranges)  # type: ignore[arg-type]
+    box, _ = land(Accepted(corrupt=(RowId(1),), corrupt_chunks=(chunk,)), KV)
+    assert box.take(0.0) == ChunksSpoilt(peer="w1", chunks=(chunk,))
 
 
 def test_an_unreadable_kv_message_does_not_end_the_landing_thread(caplog: pytest.LogCaptureFixture) -> None:

@@ -100,7 +100,7 @@ def test_the_meter_counts_work_and_ignores_waits_before_the_first() -> None:
         clock.advance(1.0)
     place = split_plan().place_of(WorkerName("w0"))
     assert place is not None
-    counters = meter.counters("w0", place, streamer=None, kv={}, weight_bytes=1, pool_bytes=2)
+    counters = meter.counters("w0", place, streamers=(), kv={}, weight_bytes=1, pool_bytes=2)
     assert (counters.compute_s, counters.window_s, counters.steps, counters.prompts) == (2.0, 4.0, 1, 1)
     assert counters.busy_share == 0.5
     assert [span.name for span in recorder.snapshot()] == ["prompt", "wait", "step"]

@@ -238,7 +238,7 @@ def test_a_row_that_lacks_cells_says_which(tmp_path: Path) -> None:
     with pytest.raises(RowIncomplete, match=r"1\.kv: row 1: .* first layer 0 K head 0 position 1"):
         row.landed(LAYOUT, holding("t", 0, 1), 3, epoch=Epoch(1))
     assert row.landed(LAYOUT, holding("t", 0, 1), 3).length == 3
-    with pytest.raises(RowIncomplete, match="first layer 1 head 0 position 0"):
+    with pytest.raises(RowIncomplete, match="first layer 1 K head 0 position 0"):
         row.landed(LAYOUT, holding("t", 0, 2), 3)
     with pytest.raises(ValueError, match=r"length 17 is not within 1\.\.16"):
         row.landed(LAYOUT, holding("t", 0, 1), 17)
@@ -375,7 +375,7 @@ def test_a_full_disk_fails_the_message_in_words_and_the_row_goes_on(
     with DiskMemory(tmp_path, direct=direct) as memory:
         put(memory, 1, 0)
         with monkeypatch.context() as patch:
-            patch.setattr(disk_file.os, "pwrite", refuse)
+            patch.setattr(disk_file.os, "pwritev", refuse)
             failed = memory.put(*message((1, 1, bytes_of(1, 1))))
             with pytest.raises(
                 ConfigError, match=r"write .*1\.kv: No space left on device; the disk is full"

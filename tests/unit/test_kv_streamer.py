@@ -51,7 +51,7 @@ class Network:
 class Bench:
     """A streamer, its network, and what it reported."""
 
-    def __init__(self, *, num_buffers: int = 2, max_queued_layers: int = 2) -> None:
+    def __init__(self, *, num_buffers: int = 2, max_queued_jobs: int = 2) -> None:
         self.network = Network()
         self.staging = StagingRing(num_buffers, 4096)
         self.errors: list[tuple[str, tuple[RowId, ...]]] = []
@@ -61,9 +61,9 @@ class Bench:
             self.staging,
             self.network,
             on_error=lambda error, row_ids: self.errors.append((str(error), row_ids)),
-            on_span=lambda name, start, end, num_bytes: self.spans.append((name, num_bytes)),
+            on_span=lambda span: self.spans.append((span.name, span.num_bytes)),
             clock=VirtualClock(),
-            max_queued_layers=max_queued_layers,
+            max_queued_jobs=max_queued_jobs,
             timeout_s=30,
         )
 
@@ -90,7 +90,7 @@ def test_layers_leave_in_the_order_in_which_they_were_submitted(bench: Bench) ->
     bench.streamer.drain(30)
     assert bench.network.layers == list(range(8))
     counters = bench.streamer.counters
-    assert (counters.layers, counters.messages, counters.chunks) == (8, 8, 16)
+    assert (counters.jobs, counters.messages, counters.chunks) == (8, 8, 16)
     assert counters.bytes_out == 8 * 6 * 2 * 2 * 4
     assert bench.spans.count(("stream_out", 96)) == bench.spans.count(("flush", 96)) == 8
 
@@ -99,7 +99,7 @@ def test_drain_waits_for_the_network_and_not_only_for_the_queue(bench: Bench) ->
     bench.network.is_open = False
     bench.submit(0)
     assert bench.network.arrived.acquire(timeout=30)
-    with pytest.raises(StreamStalled, match=r"1 layers \(0 queued\) had not left"):
+    with pytest.raises(StreamStalled, match=r"1 jobs \(0 queued\) had not left"):
         bench.streamer.drain(0)
     bench.network.held[0].set_result(None)
     bench.streamer.drain(30)
@@ -138,7 +138,7 @@ def test_a_sender_that_refuses_is_reported_with_its_rows_and_the_thread_lives_on
     bench.submit(1)
     bench.streamer.drain(30)
     assert bench.network.layers == [1]
-    assert bench.streamer.counters.failed_layers == 1
+    assert bench.streamer.counters.failed_jobs == 1
 
 
 def test_a_send_that_fails_later_is_reported_with_its_rows(bench: Bench) -> None:

@@ -1,0 +1,48 @@
+"""KV that came corrupt is asked for again, a bounded number of times for each row."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from dejavu.engine import messages as m
+from dejavu.engine.peers import Peers
+from dejavu.ids import Epoch, RowId
+from dejavu.kv.chunk import ChunkHeader
+
+logger = logging.getLogger(__name__)
+
+MOST_FETCHES = 3
+"""Of one row; then it is computed again (or its copy stays incomplete)."""
+
+
+class FetchAgain:
+    """Main thread only. Knows how often each row was asked for."""
+
+    def __init__(self, peers: Peers, epoch: Epoch) -> None:
+        self._peers = peers
+        self._epoch = epoch
+        self._tries: dict[RowId, int] = {}
+        self.num_asked = 0
+
+    def ask(self, peer: str, chunks: Sequence[ChunkHeader]) -> tuple[RowId, ...]:
+        """``peer`` is asked for the chunks. Returns the rows that were asked for too often already."""
+        spent: dict[RowId, None] = {}
+        parts: list[m.KvPart] = []
+        for chunk in chunks:
+            tries = self._tries.get(chunk.row_id, 0)
+            if tries >= MOST_FETCHES:
+                spent[chunk.row_id] = None
+                continue
+            self._tries[chunk.row_id] = tries + 1
+            parts.append(m.KvPart(chunk.row_id, chunk.layers, chunk.positions))
+        if parts:
+            self.num_asked += len(parts)
+            logger.warning("asking %s again for KV of rows %s", peer, sorted({part.row_id for part in parts}))
+            self._peers.tell(peer, m.SendAgain(epoch=self._epoch, parts=tuple(parts)))
+        return tuple(spent)
+
+    def forget(self, row_ids: Sequence[RowId]) -> None:
+        """The rows have ended."""
+        for row_id in row_ids:
+            self._tries.pop(row_id, None)

@@ -1,0 +1,91 @@
+"""A memory stage at work: it computes nothing and holds copies of the other stages' rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import assert_never
+
+from dejavu.engine import messages as m
+from dejavu.engine.compute import buffer_of
+from dejavu.engine.fetching import FetchAgain
+from dejavu.engine.host import Host
+from dejavu.engine.lost import LostLinks
+from dejavu.engine.mailbox import ChunksSpoilt, Event, PeerLost, Received, RowsLanded, RowsSpoilt, Wake
+from dejavu.engine.peers import CONTROLLER
+from dejavu.errors import Fatal, InvalidTransition
+from dejavu.kv.replica import ReplicaStore
+from dejavu.transport.base import Buffer
+
+logger = logging.getLogger(__name__)
+
+_IDLE_S = 0.5
+
+
+class MemoryEngine:
+    """The main thread of a memory stage, from its first message to ``Stop``. Copies land on the landing thread."""
+
+    def __init__(self, host: Host, store: ReplicaStore) -> None:
+        self._host = host
+        self._store = store
+        self._fetching = FetchAgain(host.peers, host.plan.epoch)
+        self._lost = LostLinks(host.clock)
+        self._is_stopped = False
+
+    def run(self) -> None:
+        """The controller has said ``Stop``. Raises Fatal when the controller is gone, or a peer's link stays gone."""
+        while not self._is_stopped:
+            event = self._host.mailbox.take(_IDLE_S)
+            if event is not None:
+                self._handle(event)
+            self._lost.check()
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Received():
+                try:
+                    self._obey(event.message)
+                finally:
+                    event.inbound.release()
+            case ChunksSpoilt():
+                wanted = [chunk for chunk in event.chunks if not self._store.has_ended(chunk.row_id)]
+                for row_id in self._fetching.ask(event.peer, wanted):
+                    logger.error("the copy of row %s stays incomplete: its KV came corrupt too often", row_id)
+            case PeerLost():
+                self._lost.note(event)
+            case Wake():
+                self._is_stopped = self._host.is_asked_to_stop()
+            case RowsLanded() | RowsSpoilt():
+                pass
+            case _:
+                assert_never(event)
+
+    def _obey(self, message: m.AnyMessage) -> None:
+        match message:
+            case m.ReleaseRows():
+                for row_id in message.row_ids:
+                    self._store.release(row_id)
+                self._fetching.forget(message.row_ids)
+            case m.InspectCopy():
+                self._inspect(message)
+            case m.AskReport():
+                counts = dataclasses.asdict(self._store.counters) | {"asked_again": self._fetching.num_asked}
+                self._host.report(streamers=(), kv=counts)
+            case m.SetStreaming():
+                pass
+            case m.Stop():
+                logger.info("stopping: %s", message.reason)
+                self._is_stopped = True
+            case _:
+                raise Fatal(f"{type(message).__name__} is not for a memory stage")
+
+    def _inspect(self, message: m.InspectCopy) -> None:
+        length = self._store.length(message.row_id)
+        payload: tuple[Buffer, ...] = ()
+        if message.length <= length:
+            try:
+                payload = (buffer_of(self._store.landed(message.row_id, message.length).cells_LCHTD),)
+            except InvalidTransition as error:
+                logger.info("%s", error)
+        answer = m.InspectedCopy(epoch=self._host.plan.epoch, row_id=message.row_id, length=length)
+        self._host.tell(CONTROLLER, answer, payload)
