@@ -14,6 +14,8 @@ MODEL_KINDS = (
     "smollm2-135m",
     "local",
     "hub",
+    "random-opt-125m",
+    "random-gpt2-124m",
     "tiny-gpt2",
     "tiny-opt",
     "tiny-bloom",
@@ -28,6 +30,14 @@ class WorkflowName(Enum):
     """What a run does; a module of ``dejavu.workflows`` each."""
 
     generate = "generate"
+    streaming = "streaming"
+
+
+class Figure(Enum):
+    """What a measurement compares, by the paper's figure: streaming levels, or ``off`` and ``full`` by batch size."""
+
+    fig11 = "fig11"
+    fig27 = "fig27"
 
 
 class Device(Enum):
@@ -57,6 +67,23 @@ class Scheduling(Enum):
 
     row = "row"
     microbatch = "microbatch"
+
+
+class Streaming(Enum):
+    """How KV leaves a stage, each level adding one optimisation of the paper's; see ``dejavu.kv.levels``."""
+
+    off = "off"
+    naive = "naive"
+    buffered = "buffered"
+    layerwise = "layerwise"
+    full = "full"
+
+
+class StreamTo(Enum):
+    """Where the stages that keep rows send a copy of their KV: a further worker's host memory, or their own disk."""
+
+    memory = "memory"
+    disk = "disk"
 
 
 class TransportKind(Enum):
@@ -122,7 +149,7 @@ class ModelConfig:
     max_length: int | None = None
     """Most positions of a request, prompt and new tokens together; None: the model's own limit, at most 2048."""
     seed: int = 0
-    """Of the random weights of a tiny model."""
+    """Of the random weights of a tiny or random model."""
     num_layers: int | None = None
     """Of a tiny model."""
     num_heads: int | None = None
@@ -172,13 +199,19 @@ class StrategyConfig:
     in_flight: int | None = None
     """Token microbatches under way at once; None: the depth of the token pipeline."""
     scheduling: Scheduling = Scheduling.row
+    streaming: Streaming = Streaming.full
+    stream_to: StreamTo | None = None
+    """Where the KV of prompts and of every step is copied to; None: nowhere."""
+    stream_folder: str | None = None
+    """Of ``stream_to=disk``: a folder on the disk to use; absolute once loaded. None: in the run's output folder."""
 
     @property
     def depths(self) -> dict[str, int]:
         """Stages of each pipeline that this strategy has, by the pipeline's kind."""
+        memory = {"memory": 1} if self.stream_to is StreamTo.memory else {}
         if self.mode is StrategyMode.colocated:
-            return {"colocated": self.stages}
-        return {"prompt": self.split.prompt, "token": self.split.token}
+            return {"colocated": self.stages, **memory}
+        return {"prompt": self.split.prompt, "token": self.split.token, **memory}
 
     @property
     def num_workers_needed(self) -> int:
@@ -240,6 +273,21 @@ class StoreConfig:
 
 
 @dataclass(kw_only=True)
+class MeasurementConfig:
+    """What ``workflow=streaming`` compares, on a cluster for each model and destination."""
+
+    figure: Figure = Figure.fig11
+    models: list[str] = field(default_factory=lambda: ["smollm2-135m", "random-opt-125m"])
+    """Kinds of model; the other keys of ``model`` are those of each."""
+    destinations: list[StreamTo] = field(default_factory=lambda: list(StreamTo))
+    levels: list[Streaming] = field(default_factory=lambda: list(Streaming))
+    batches: list[int] = field(default_factory=lambda: [4])
+    """Rows of a batch: the first so many requests of the workload."""
+    repeats: int = 3
+    """Rounds; in each, every level serves every batch once, in an order that rotates from round to round."""
+
+
+@dataclass(kw_only=True)
 class Config:
     """A whole declaration, one field a config group."""
 
@@ -250,3 +298,4 @@ class Config:
     transport: TransportConfig = field(default_factory=TransportConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    measurement: MeasurementConfig = field(default_factory=MeasurementConfig)

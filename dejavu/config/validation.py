@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable
 
+from dejavu.config.measurement import check_measurement
 from dejavu.config.schema import (
     MODEL_KINDS,
     ClusterConfig,
@@ -18,6 +19,8 @@ from dejavu.config.schema import (
     StoreKind,
     StrategyConfig,
     StrategyMode,
+    Streaming,
+    StreamTo,
     TransportConfig,
     WorkloadConfig,
     WorkloadKind,
@@ -40,6 +43,7 @@ def validate(config: Config) -> None:
     _check_transport(config.transport)
     _check_workload(config.workload)
     _check_store(config.store)
+    check_measurement(config)
 
 
 def _refuse(key: str, value: object, reason: str) -> ConfigError:
@@ -138,6 +142,19 @@ def _check_strategy(strategy: StrategyConfig) -> None:
         )
     for kind in ("prompt", "token", "colocated"):
         _check_layers(strategy, kind)
+    _check_streaming(strategy)
+
+
+def _check_streaming(strategy: StrategyConfig) -> None:
+    if strategy.streaming is Streaming.off and strategy.mode is StrategyMode.disaggregated:
+        raise _refuse(
+            "strategy.streaming",
+            "off",
+            "a disaggregated strategy streams KV from its prompt stages to its token stages\n"
+            "take naive, buffered, layerwise or full, or strategy=colocated",
+        )
+    if strategy.stream_folder is not None and strategy.stream_to is not StreamTo.disk:
+        raise _refuse("strategy.stream_folder", strategy.stream_folder, "is for strategy.stream_to=disk")
 
 
 def _check_layers(strategy: StrategyConfig, kind: str) -> None:

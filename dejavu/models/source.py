@@ -14,6 +14,7 @@ from dejavu.errors import ConfigError, nearest
 from dejavu.models.checkpoint import weight_files
 from dejavu.models.families import FAMILIES, family_of, read_json
 from dejavu.models.made_folder import Progress
+from dejavu.models.random_shapes import SHAPES, make_random
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -31,7 +32,7 @@ _TINY = "tiny-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """What the user chose: ``kind`` is ``smollm2-135m``, ``local``, ``hub`` or ``tiny-<family>``."""
+    """What the user chose: ``kind`` is one of ``kinds()``."""
 
     kind: str
     path: str | None = None
@@ -47,7 +48,7 @@ class ModelSource:
 
 def kinds() -> tuple[str, ...]:
     """Every kind of source."""
-    return ("smollm2-135m", "local", "hub", *(f"{_TINY}{family}" for family in FAMILIES))
+    return ("smollm2-135m", "local", "hub", *SHAPES, *(f"{_TINY}{family}" for family in FAMILIES))
 
 
 def cache_folder() -> Path:
@@ -86,6 +87,8 @@ def known_num_layers(source: ModelSource) -> int | None:
         return layers if isinstance(layers, int) else None
     if source.kind.startswith(_TINY):
         return source.num_layers
+    if source.kind in SHAPES:
+        return SHAPES[source.kind].num_layers
     from dejavu.models.smollm2 import NUM_LAYERS
 
     return NUM_LAYERS
@@ -109,6 +112,8 @@ def resolve(source: ModelSource, cache: Path, progress: Progress) -> Path:
             num_heads=source.num_heads,
             num_kv_heads=source.num_kv_heads,
         )
+    if source.kind in SHAPES:
+        return make_random(source.kind, cache, seed=source.seed, progress=progress)
     from dejavu.models.smollm2 import make_smollm2
 
     return make_smollm2(cache, progress)

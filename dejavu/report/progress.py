@@ -29,6 +29,9 @@ class Progress(Protocol):
     def requests(self, ended: int, submitted: int, num_tokens: int, num_failed: int = 0) -> None:
         """``ended`` of ``submitted`` requests are over (``num_failed`` of them failed), ``num_tokens`` generated."""
 
+    def batches(self, done: float, total: int, what: str) -> None:
+        """``done`` of ``total`` batches of a measurement are over, a part of one included; ``what`` is under way."""
+
     def note(self, text: str) -> None:
         """A person sees ``text`` as a line that stays, among the phases that have ended."""
 
@@ -43,6 +46,9 @@ class SilentProgress:
         """Nothing is shown."""
 
     def requests(self, ended: int, submitted: int, num_tokens: int, num_failed: int = 0) -> None:
+        """Nothing is shown."""
+
+    def batches(self, done: float, total: int, what: str) -> None:
         """Nothing is shown."""
 
     def note(self, text: str) -> None:
@@ -98,6 +104,12 @@ class RichProgress:
             if num_failed:
                 amount += f", {num_failed:,} failed"
             self._display.show("requests", ended, submitted, amount)
+
+    def batches(self, done: float, total: int, what: str) -> None:
+        """``done`` of ``total`` batches of a measurement are over, a part of one included; ``what`` is under way."""
+        with self._lock:
+            if not self._is_closed:
+                self._display.show("batches", done, total, f"{int(done):,} of {total:,}, {what}")
 
     def note(self, text: str) -> None:
         """``text`` is a line above the bars."""

@@ -17,7 +17,7 @@ from dejavu.report.counters import WorkerCounters
 from dejavu.report.metrics import FINISHED_REASONS, Metrics
 from dejavu.request import Completion
 
-PIPELINE_ORDER = ("prompt", "token", "colocated")
+PIPELINE_ORDER = ("prompt", "token", "colocated", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ NEEDS = {
     "model=hub": ["model.name=owner/name"],
     "workload=file": ["workload.path=prompts.jsonl"],
     "workload=trace": ["workload.path=trace.csv"],
+    "workflow=streaming": ["experiment=fig11"],
     "store=external": ["store.endpoints=[localhost:2379]"],
 }
 CONF = Path(__file__).parents[2] / "conf"

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 
 from dejavu.errors import ConfigError
 from dejavu.models.gguf_convert import convert_gguf
+from dejavu.models.random_weights import save_byte_tokenizer
 from dejavu.models.reference import generate_reference
 from dejavu.models.smollm2 import make_smollm2
 from dejavu.models.source import cache_folder
-from dejavu.models.tiny import make_tiny, save_byte_tokenizer
+from dejavu.models.tiny import make_tiny
 from dejavu.models.tokenizer import IncrementalDecoder, TextCodec
 
 
