@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dejavu.transport.base import MAX_HEADER_BYTES, Inbound, Link, LinkRefused, TransportError
 from dejavu.transport.credits import CreditLimit
-from dejavu.transport.engine import LinkTransport
-from dejavu.transport.local import LocalNetwork, LocalTransport
 
-from harness.transport_kit import WAIT_S, Bench, Inbox, TransportMaker, hello, num_descriptors
-from harness.ucp_stand_in import install
+from harness.transport_kit import WAIT_S, Bench, Inbox, hello, noise, num_descriptors, transport_maker
 
 KINDS = ["local", "ucp-stand-in", pytest.param("ucx", marks=pytest.mark.slow)]
 
@@ -25,33 +21,9 @@ KINDS = ["local", "ucp-stand-in", pytest.param("ucx", marks=pytest.mark.slow)]
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     # UCX keeps a closed context's descriptors when one of its links was aborted in mid-send, so they are counted for
     # it by test_transport_ucx alone, without aborts.
-    made = Bench(maker(request.param, monkeypatch), counts_descriptors=request.param != "ucx")
+    made = Bench(transport_maker(request.param, monkeypatch), counts_descriptors=request.param != "ucx")
     yield made
     made.finish()
-
-
-def maker(kind: str, monkeypatch: pytest.MonkeyPatch) -> TransportMaker:
-    if kind == "local":
-        network = LocalNetwork()
-        return lambda secret, credits, handshake_s: LocalTransport(
-            network, secret, credit_limit=credits, handshake_timeout_s=handshake_s
-        )
-    if kind == "ucx":
-        from dejavu.transport.ucx import UcxTransport
-
-        return lambda secret, credits, handshake_s: UcxTransport(
-            secret, credit_limit=credits, handshake_timeout_s=handshake_s
-        )
-    install(monkeypatch)
-    from dejavu.transport.ucp_worker import UcpCore
-
-    return lambda secret, credits, handshake_s: LinkTransport(
-        UcpCore(), secret, credit_limit=credits, handshake_timeout_s=handshake_s
-    )
-
-
-def noise(num_bytes: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8)
 
 
 def send_until_it_fails(link: Link) -> None:

@@ -7,14 +7,47 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
 
 from dejavu.transport.base import Hello, Inbound
 from dejavu.transport.credits import CreditLimit
 from dejavu.transport.engine import DEFAULT_CREDITS, LinkTransport
+from dejavu.transport.local import LocalNetwork, LocalTransport
+
+from harness.ucp_stand_in import install
 
 SECRET = "a secret of these tests"
 WAIT_S = 30.0
 TransportMaker = Callable[[str, CreditLimit, float], LinkTransport]
+
+
+def transport_maker(kind: str, monkeypatch: pytest.MonkeyPatch) -> TransportMaker:
+    """Makes transports of one kind that reach each other: ``local``, ``ucp-stand-in`` or ``ucx``."""
+    if kind == "local":
+        network = LocalNetwork()
+        return lambda secret, credits, handshake_s: LocalTransport(
+            network, secret, credit_limit=credits, handshake_timeout_s=handshake_s
+        )
+    if kind == "ucx":
+        from dejavu.transport.ucx import UcxTransport
+
+        return lambda secret, credits, handshake_s: UcxTransport(
+            secret, credit_limit=credits, handshake_timeout_s=handshake_s
+        )
+    install(monkeypatch)
+    from dejavu.transport.ucp_worker import UcpCore
+
+    return lambda secret, credits, handshake_s: LinkTransport(
+        UcpCore(), secret, credit_limit=credits, handshake_timeout_s=handshake_s
+    )
+
+
+def noise(num_bytes: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Random bytes, the same for the same seed."""
+    return np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8)
 
 
 def hello(name: str = "w0", *, epoch: int = 1) -> Hello:
