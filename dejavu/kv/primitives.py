@@ -10,7 +10,7 @@ Each level uses the one below and can be used alone. Between `flush` and `fetch`
 and the chunks' bytes. A receiver that needs no proof of whole rows can `fetch` or `gather` chunk by chunk; one that
 does gives messages to a `KvInbox` (inbox.py), which yields the `LandedRow` that `stream_in` takes. `DiskMemory` is a
 destination that keeps messages; `read_row` gives the row's chunks, and again a `LandedRow`. `Streamer` (streamer.py)
-runs `stream_out` beside the computation.
+runs them beside the computation; a `ReplicaStore` (replica.py) is the receiver of rows that grow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from dejavu.kv.disk import DiskLimits, DiskMemory
 from dejavu.kv.disk_row import DiskRow, read_row
 from dejavu.kv.flush import Destination, Destinations, LocalMemory, RemoteMemory, Sender, fetch, flush
 from dejavu.kv.scatter import Region, Staged, gather, pool_region, scatter
-from dejavu.kv.stream import LandedRow, Streamed, StreamSetup, flush_staged, stream_in, stream_out
+from dejavu.kv.stream import (
+    LandedRow,
+    PoolRow,
+    Streamed,
+    StreamSetup,
+    flush_staged,
+    stream_in,
+    stream_out,
+    stream_out_rows,
+)
 
 __all__ = [
     "Destination",
@@ -29,6 +38,7 @@ __all__ = [
     "DiskRow",
     "LandedRow",
     "LocalMemory",
+    "PoolRow",
     "Region",
     "RemoteMemory",
     "Sender",
@@ -44,4 +54,5 @@ __all__ = [
     "scatter",
     "stream_in",
     "stream_out",
+    "stream_out_rows",
 ]
