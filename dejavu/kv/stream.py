@@ -15,13 +15,14 @@ from torch import Tensor
 
 from dejavu.ids import Epoch, RowId
 from dejavu.kv.chunk import KvMessage, encode_message
-from dejavu.kv.device import Copier, Mark
+from dejavu.kv.device import Copier, CpuCopier, Mark
 from dejavu.kv.flush import Destination, RemoteMemory, Sender, flush
 from dejavu.kv.layout import KvLayout, LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import Holding, Move, RowSpan, route_from
 from dejavu.kv.scatter import Region, Staged, pool_region, scatter
 from dejavu.kv.staging import StagingRing
+from dejavu.kv.steps import owners_of, scatter_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +62,16 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """What ``stream_out`` has handed over: a future for each message that was not awaited, and what all carry."""
+    """What ``stream_out`` has handed over: a future for each message, and what all carry."""
 
     sends: tuple[Future[None], ...]
-    num_messages: int
     num_chunks: int
     num_bytes: int
+
+    @property
+    def num_messages(self) -> int:
+        """One for each future."""
+        return len(self.sends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +129,29 @@ def stream_out_rows(
     A step of a microbatch is one position of each of its rows. As ``stream_out`` otherwise.
     Raises IndexError for cells outside the pool as well.
     """
-    by_owner = pool_regions(pool, rows, setup, layers or setup.source.layers)
-    return stream_regions(by_owner, setup, staging, sender, copier=copier, after=after, timeout_s=timeout_s)
+    layers = layers or setup.source.layers
+    source = setup.source_of(layers)
+    owners = owners_of(source, setup.targets) if all(row.span.length == 1 for row in rows) else None
+    if owners is None:
+        by_owner = pool_regions(pool, rows, setup, layers)
+        return stream_regions(by_owner, setup, staging, sender, copier=copier, after=after, timeout_s=timeout_s)
+    cells = [(row.span.row_id, row.row_index, row.span.start) for row in rows]
+    handed = _HandedOver()
+    for owner, owned_layers, heads in owners:
+        for staged in scatter_step(
+            pool,
+            cells,
+            staging,
+            layers=owned_layers,
+            heads=heads,
+            cluster=setup.cluster,
+            epoch=setup.epoch,
+            copier=copier or CpuCopier(),
+            after=after,
+            timeout_s=timeout_s,
+        ):
+            handed.over(staged, setup, RemoteMemory(owner=owner, sender=sender))
+    return handed.streamed()
 
 
 RegionsByOwner: TypeAlias = Mapping[str, Sequence[Region]]
@@ -178,8 +204,7 @@ def stream_regions(
     Not ``merged``, every contiguous piece is a message of its own and is awaited (the baseline of DejaVu, Fig. 11).
     Raises StagingTimeout, ConfigError (see ``scatter``), what ``sender`` raises and, not merged, what a send raises.
     """
-    sends: list[Future[None]] = []
-    num_messages = num_chunks = num_bytes = 0
+    handed = _HandedOver()
     for owner, regions in by_owner.items():
         destination = RemoteMemory(owner=owner, sender=sender)
         batches = [regions] if merged else [[piece] for region in regions for piece in region.pieces()]
@@ -194,15 +219,31 @@ def stream_regions(
                 after=after,
                 timeout_s=timeout_s,
             ):
-                sent = flush_staged(staged, setup.cluster, setup.epoch, destination)
-                num_messages += 1
-                num_chunks += len(staged.chunks)
-                num_bytes += staged.num_bytes
-                if merged:
-                    sends.append(sent)
-                else:
+                sent = handed.over(staged, setup, destination)
+                if not merged:
                     sent.result(timeout_s)
-    return Streamed(sends=tuple(sends), num_messages=num_messages, num_chunks=num_chunks, num_bytes=num_bytes)
+    return handed.streamed()
+
+
+class _HandedOver:
+    """Messages as they are handed over."""
+
+    def __init__(self) -> None:
+        self._sends: list[Future[None]] = []
+        self._num_chunks = 0
+        self._num_bytes = 0
+
+    def over(self, staged: Staged, setup: StreamSetup, destination: Destination) -> Future[None]:
+        """The message is on its way."""
+        sent = flush_staged(staged, setup.cluster, setup.epoch, destination)
+        self._sends.append(sent)
+        self._num_chunks += len(staged.chunks)
+        self._num_bytes += staged.num_bytes
+        return sent
+
+    def streamed(self) -> Streamed:
+        """All of them."""
+        return Streamed(sends=tuple(self._sends), num_chunks=self._num_chunks, num_bytes=self._num_bytes)
 
 
 def flush_staged(staged: Staged, cluster: str, epoch: Epoch, destination: Destination) -> Future[None]:

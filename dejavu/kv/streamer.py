@@ -23,7 +23,7 @@ from dejavu.kv.pool import KvPool
 from dejavu.kv.retained import RetainedLayers
 from dejavu.kv.route import RowSpan
 from dejavu.kv.staging import StagingRing
-from dejavu.kv.stream import PoolRow, Streamed, StreamSetup, stream_regions
+from dejavu.kv.stream import PoolRow, Streamed, StreamSetup, stream_out_rows, stream_regions
 from dejavu.kv.stream_account import JobOutcome, StreamerCounters, StreamSpan, StreamStalled, failure_of
 
 logger = logging.getLogger(__name__)
@@ -227,6 +227,19 @@ class Streamer:
         self._follow(made_by, row_ids, streamed, handed_over_s)
 
     def _stream(self, jobs: Sequence[StreamJob], *, merged: bool) -> Streamed:
+        job = jobs[-1]
+        if merged and len(jobs) == 1 and isinstance(job, RowsJob):
+            return stream_out_rows(
+                job.pool,
+                job.rows,
+                self._setup,
+                self._staging,
+                self._sender,
+                layers=job.layers,
+                copier=self._copier,
+                after=job.after,
+                timeout_s=self._timeout_s,
+            )
         streamed = stream_regions(
             merged_regions(jobs, self._setup),
             self._setup,
@@ -234,7 +247,7 @@ class Streamer:
             self._sender,
             merged=merged,
             copier=self._copier,
-            after=jobs[-1].after,  # Jobs are in the order of the computation.
+            after=job.after,  # Jobs are in the order of the computation: all others' cells were made before.
             timeout_s=self._timeout_s,
         )
         self._retained.keep(jobs)

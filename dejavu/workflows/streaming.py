@@ -151,7 +151,8 @@ def write_results(
 def _caption(config: Config, cases: Sequence[Case], clock: Clock) -> Caption:
     measurement, workload = config.measurement, config.workload
     sizes = f"batch {measurement.batches[0]}, " if measurement.figure is Figure.fig11 else ""
-    rounds = f"median of {measurement.repeats} rounds, line: lowest to highest"
+    repeats = measurement.repeats
+    rounds = "one round" if repeats == 1 else f"median of {repeats} rounds, line: lowest to highest"
     dtypes = "/".join(dict.fromkeys(case.plan.model.dtype for case in cases))
     measured_on = datetime.fromtimestamp(clock.now()).date().isoformat()
     threads = config.cluster.threads_per_worker
