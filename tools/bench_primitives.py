@@ -1,21 +1,28 @@
 """Bandwidth of DéjàVuLib's gather and flush by chunk size, against the bare medium, as tables of medians of one run.
 
-    python tools/bench_primitives.py [--folder FOLDER] [--rounds 5] [--sample-mb 64] [--chunk-kb 4 64 1024]
+    python tools/bench_primitives.py [--folder FOLDER] [--rounds 5] [--sample-mb 256] [--message-mb 4]
+        [--chunk-kb 4 64 1024]
 
 A chunk is some positions of one layer of a pool's row: 16 strided pieces, K and V of 8 heads. Each is gathered into a
-staging buffer, sealed with its checksum and flushed as a message of its own. Against it stand, in the same rounds:
+staging buffer, sealed with its checksum and flushed, as many in a message as --message-mb holds (0: each is a message
+of its own). Larger messages hold one. Against it stands the medium alone, in the same rounds, in turns, moving the
+same memory, which no cache holds:
 
-- local: one plain copy of memory (a gather and flush is two copies and a checksum)
-- remote: large messages of UCX alone, between the same two processes; both end when the other side has the last one
-- disk: sequential writes of one aligned buffer, O_DIRECT or through the page cache as the DiskMemory beside it; both
-  end with fdatasync
+- local: the C library's memcpy, 4 MB or a chunk at a time; a gather goes to lent memory, so it is one copy and a
+  checksum
+- remote: messages of 16 MB of UCX alone, between the same two processes; both end when the other side has the last one
+- disk: sequential writes of 4 MB, O_DIRECT or through the page cache as the DiskMemory beside it; both end with
+  fdatasync
 
-One thread computes. ``gather`` and ``seal`` are the two steps before a flush, each by itself.
+One thread gathers; a transport and a disk each have one more. On two cores a remote medium alone takes nearly both:
+what gathering and sealing cost is then missing from the bandwidth. ``gather`` and ``seal`` are the two steps before a
+flush, each by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import tempfile
 from collections import defaultdict
@@ -41,7 +48,7 @@ def gather_only(chunks: Chunks, staging: StagingRing) -> float:
     def work() -> None:
         for region in chunks:
             (part,) = region.parts
-            buffer.work.view(part.dtype).view(part.shape).copy_(part)
+            buffer.work[: part.nbytes].view(part.dtype).view(part.shape).copy_(part)
 
     seconds = timed(work)
     buffer.release()
@@ -85,20 +92,31 @@ class Table:
         return statistics.median(self._samples[row, column])
 
 
-def measure(media: Sequence[Medium], chunk_sizes: Sequence[int], sample_bytes: int, rounds: int) -> Table:
+def measure(
+    media: Sequence[Medium], chunk_sizes: Sequence[int], sample_bytes: int, message_bytes: int, rounds: int
+) -> Table:
     """Every medium and size has been measured in every round, after one round that does not count."""
     table = Table()
+    # Else the collector walks the heap of PyTorch's import again and again, because of the futures of small chunks.
+    gc.collect()
+    gc.freeze()
     for size in chunk_sizes:
-        chunks, staging = Chunks(size, sample_bytes), StagingRing(max(4, _STAGING_BYTES // size), size)
-        for counted in [False] + [True] * rounds:
+        # Whole chunks only, or the messages of one size would be as different as its remainder.
+        buffer_bytes = max(1, message_bytes // size) * size
+        chunks = Chunks(size, sample_bytes)
+        staging = StagingRing(max(4, _STAGING_BYTES // buffer_bytes), buffer_bytes)
+        for number in range(rounds + 1):
             seconds = {
                 ("steps", "gather"): (chunks.num_bytes, gather_only(chunks, staging)),
                 ("steps", "seal"): (chunks.num_bytes, seal_only(chunks, staging)),
             }
             for medium in media:
-                seconds[medium.name, "raw"] = medium.raw()
-                seconds[medium.name, "moved"] = (chunks.num_bytes, medium.moved(chunks, staging))
-            if counted:
+                # In turns, because what comes first finds a rested disk and colder caches.
+                for column in ("raw", "moved") if number % 2 else ("moved", "raw"):
+                    seconds[medium.name, column] = (
+                        medium.raw(chunks) if column == "raw" else medium.moved(chunks, staging)
+                    )
+            if number:
                 for (row, column), (num_bytes, duration_s) in seconds.items():
                     table.add(f"{row} {size}", column, num_bytes, duration_s)
     return table
@@ -123,21 +141,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to measure (default: the current one)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sample-mb", type=float, default=64, help="what one measurement moves, at most")
+    parser.add_argument("--sample-mb", type=float, default=256, help="what one measurement moves, at most")
+    parser.add_argument("--message-mb", type=float, default=4, help="what a message holds, or one chunk if larger")
     parser.add_argument("--chunk-kb", type=int, nargs="+", default=_CHUNK_KB, help="multiples of 4")
     arguments = parser.parse_args()
     chunk_sizes = [size_kb << 10 for size_kb in arguments.chunk_kb]
     if any(size <= 0 or size % POSITION_BYTES for size in chunk_sizes):
         parser.error(f"--chunk-kb: {arguments.chunk_kb} are not all multiples of {POSITION_BYTES >> 10}")
-    sample_bytes = int(arguments.sample_mb * (1 << 20))
+    sample_bytes, message_bytes = (int(mb * (1 << 20)) for mb in (arguments.sample_mb, arguments.message_mb))
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         media: list[Medium] = [
             Local(sample_bytes, chunk_sizes),
-            Remote(sample_bytes, chunk_sizes),
-            Disk(Path(folder), sample_bytes),
+            Remote(),
+            Disk(Path(folder)),
         ]
-        table = measure(media, chunk_sizes, sample_bytes, arguments.rounds)
+        table = measure(media, chunk_sizes, sample_bytes, message_bytes, arguments.rounds)
         for medium in media:
             medium.close()
     print_tables(table, media, chunk_sizes)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy
-
 from dejavu.errors import ConfigError, Retryable
+from dejavu.kv.disk_run import BLOCK_BYTES, Scratch, WriteRun
 
 logger = logging.getLogger(__name__)
 
-BLOCK_BYTES: Final = 4096
-"""Address, length and offset of every O_DIRECT write are multiples of it: the largest logical block of common disks."""
+_MOST_VIEWS: Final = 512
+"""In one write; Linux takes 1024."""
 
 _THE_USERS_TO_MEND: Final = {
     errno.ENOSPC: "the disk is full: free some space, drop rows or choose another folder",
@@ -63,22 +61,6 @@ def disk_error(error: OSError, path: Path, phase: str) -> DiskError | DiskRefuse
     return DiskError(reason, path=path, phase=phase)
 
 
-class Scratch:
-    """A page-aligned buffer in which a write is put together. ``num_bytes`` is rounded up to whole blocks."""
-
-    def __init__(self, num_bytes: int) -> None:
-        if num_bytes < 1:
-            raise ValueError(f"a scratch buffer of {num_bytes} bytes holds nothing")
-        self.num_bytes = _round_up(num_bytes, BLOCK_BYTES)
-        # An anonymous mapping starts on a page; written at once, because a fresh page costs several times a copy.
-        self.array = numpy.frombuffer(mmap.mmap(-1, self.num_bytes), dtype=numpy.uint8)
-        self.array[:] = 0
-
-    def fill(self, offset: int, piece: memoryview) -> None:
-        """The piece's bytes lie at ``offset``; the interpreter's lock is free while they are copied."""
-        numpy.copyto(self.array[offset : offset + piece.nbytes], numpy.frombuffer(piece, dtype=numpy.uint8))
-
-
 class AppendFile:
     """A file with a logical end at which bytes are appended; one thread. What lies beyond that end means nothing.
 
@@ -109,22 +91,26 @@ class AppendFile:
         """Bytes that may lie in the page cache because of this file."""
         return self._unsettled_bytes
 
-    def append(self, pieces: Sequence[memoryview]) -> int:
-        """The pieces lie in the file one after the other; returns the offset of the first. Blocks for the write.
+    def append(self, pieces: Sequence[memoryview]) -> tuple[int, ...]:
+        """The pieces lie in the file, in order; returns the offset of each. Blocks for the writes.
 
         When it raises DiskRefused or DiskError, the file's logical end is where it was.
         """
-        first = self._end
+        run = WriteRun(self._scratch, self._write, end=self._end, tail=self._tail, align=self._align)
         try:
-            self._append(pieces)
+            if os.fstat(self._descriptor).st_nlink == 0:
+                # Nobody could find what is written to a file without a name.
+                raise FileNotFoundError(errno.ENOENT, "its name is gone")
+            offsets = tuple(run.add(piece) for piece in pieces)
+            self._end, self._tail = run.finish()
         except OSError as error:
             if self._align == 1:
                 # Else a part of the failed write could be read as a record behind the next one. Where even this fails,
                 # such a record's chunk fails its checksum.
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, first)
+                    os.ftruncate(self._descriptor, self._end)
             raise disk_error(error, self._path, "write") from error
-        return first
+        return offsets
 
     def settle(self) -> None:
         """Nothing of this file needs the page cache any more. Blocks until the device has it."""
@@ -141,8 +127,10 @@ class AppendFile:
     def close(self) -> None:
         """The device has everything and the descriptor is given back, even when this raises."""
         try:
-            self.settle()
-            os.fdatasync(self._descriptor)
+            if self._unsettled_bytes:
+                self.settle()
+            else:
+                os.fdatasync(self._descriptor)
         except OSError as error:
             raise disk_error(error, self._path, "close") from error
         finally:
@@ -152,39 +140,22 @@ class AppendFile:
         """The descriptor is given back; the file is about to go, so nothing is written."""
         os.close(self._descriptor)
 
-    def _append(self, pieces: Sequence[memoryview]) -> None:
-        # The last block is not full: it is written again, with what follows.
-        filled = len(self._tail)
-        position = self._end - filled
-        self._scratch.fill(0, memoryview(self._tail))
-        for piece in pieces:
-            taken = 0
-            while taken < piece.nbytes:
-                step = min(piece.nbytes - taken, self._scratch.num_bytes - filled)
-                self._scratch.fill(filled, piece[taken : taken + step])
-                taken += step
-                filled += step
-                if filled == self._scratch.num_bytes:
-                    self._write(filled, position)
-                    position += filled
-                    filled = 0
-        padded = _round_up(filled, self._align)
-        self._scratch.array[filled:padded] = 0
-        self._write(padded, position)
-        self._tail = self._scratch.array[filled - filled % self._align : filled].tobytes()
-        self._end = position + filled
+    def _write(self, views: Sequence[memoryview], position: int) -> None:
+        for group in _groups(views, self._scratch.num_bytes):
+            position = self._write_group(group, position)
 
-    def _write(self, num_bytes: int, position: int) -> None:
-        written = 0
-        while written < num_bytes:
-            step = os.pwrite(self._descriptor, self._scratch.array[written:num_bytes].data, position + written)
+    def _write_group(self, views: Sequence[memoryview], position: int) -> int:
+        while views:
+            step = os.pwritev(self._descriptor, views, position)
             # A short direct write may end amid a block, where the next one could not begin.
             step -= step % self._align
             if step == 0:
-                raise OSError(errno.ENOSPC, f"{written} of {num_bytes} bytes were taken")
-            written += step
-        if self._align == 1:
-            self._unsettled_bytes += num_bytes
+                raise OSError(errno.ENOSPC, f"nothing of {sum(view.nbytes for view in views)} bytes was taken")
+            position += step
+            views = _behind(views, step)
+            if self._align == 1:
+                self._unsettled_bytes += step
+        return position
 
     def _read_tail(self) -> bytes:
         num_bytes = self._end % self._align
@@ -231,5 +202,27 @@ def _writes_direct(path: Path) -> bool:
     return True
 
 
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+def _groups(views: Sequence[memoryview], most_bytes: int) -> Iterator[list[memoryview]]:
+    """The same bytes in order, as lists of at most ``most_bytes`` (a multiple of a block) each."""
+    group: list[memoryview] = []
+    room = most_bytes
+    for view in views:
+        while view.nbytes:
+            if room == 0 or len(group) == _MOST_VIEWS:
+                yield group
+                group, room = [], most_bytes
+            part = view[:room]
+            group.append(part)
+            room -= part.nbytes
+            view = view[part.nbytes :]
+    if group:
+        yield group
+
+
+def _behind(views: Sequence[memoryview], num_bytes: int) -> Sequence[memoryview]:
+    """The views without their first bytes."""
+    for index, view in enumerate(views):
+        if num_bytes < view.nbytes:
+            return [view[num_bytes:], *views[index + 1 :]]
+        num_bytes -= view.nbytes
+    return []

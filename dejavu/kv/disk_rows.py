@@ -10,8 +10,9 @@ from pathlib import Path
 
 from dejavu.ids import RowId
 from dejavu.kv.chunk import ChunkHeader
-from dejavu.kv.disk_file import AppendFile, DiskError, DiskRefused, Scratch, disk_error
+from dejavu.kv.disk_file import AppendFile, DiskError, DiskRefused, disk_error
 from dejavu.kv.disk_index import IndexRecord, data_path, encode_record, index_path, read_index
+from dejavu.kv.disk_run import Scratch
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +65,10 @@ class RowFiles:
         Raises DiskRefused or DiskError; the index then names none of them.
         """
         row = self._row(row_id)
-        offset = row.data.append([chunk.payload for chunk in chunks])
+        offsets = row.data.append([chunk.payload for chunk in chunks])
         records = bytearray()
-        for chunk in chunks:
+        for chunk, offset in zip(chunks, offsets, strict=True):
             records += encode_record(IndexRecord(cluster=chunk.cluster, header=chunk.header, offset=offset))
-            offset += chunk.header.num_bytes
         row.index.append([memoryview(records)])
         if (
             sum(file.unsettled_bytes for open_row in self._open.values() for file in open_row.files)

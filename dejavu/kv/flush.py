@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dejavu.kv.chunk import ChunkHeader, verify
+from dejavu.kv.staging import LentMemory
 
 
 class Sender(Protocol):
@@ -38,6 +39,13 @@ class LocalMemory:
     """A contiguous uint8 tensor of this process; the header is not kept."""
 
     into: Tensor
+
+    def lend(self) -> LentMemory:
+        """``into`` as staging memory: ``scatter`` gathers and seals where the bytes shall be, and ``put`` copies none.
+
+        For regions in host memory. Raises ValueError when ``into`` is not in host memory.
+        """
+        return LentMemory(self.into)
 
     def put(self, header: bytes, payload: memoryview) -> Future[None]:
         """The payload's bytes are at the start of ``into``. Raises ValueError when they do not fit."""
@@ -101,5 +109,9 @@ def _copy_bytes(payload: memoryview, into: Tensor) -> None:
             f"{payload.nbytes} bytes need a contiguous uint8 tensor, got {into.numel()} of {into.dtype}"
             f"{'' if into.is_contiguous() else ', not contiguous'}"
         )
-    if payload.nbytes:
-        into.view(-1)[: payload.nbytes].copy_(bytes_tensor(payload))
+    if payload.nbytes == 0:
+        return
+    came = bytes_tensor(payload)
+    # Bytes that were gathered into lent memory are there already.
+    if came.data_ptr() != into.data_ptr():
+        into.view(-1)[: payload.nbytes].copy_(came)

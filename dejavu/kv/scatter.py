@@ -6,8 +6,9 @@ Shape legend: L layers, C the pair (K, V), H kv heads, T positions of a region, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,7 +21,10 @@ from dejavu.kv.device import Copier, CpuCopier, Mark
 from dejavu.kv.flush import bytes_tensor
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
-from dejavu.kv.staging import StagingBuffer, StagingRing
+from dejavu.kv.staging import Staging, StagingBuffer
+
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""A larger chunk would have left the cache before its checksum is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +111,7 @@ class Staged:
 
 def scatter(
     regions: Sequence[Region],
-    staging: StagingRing,
+    staging: Staging,
     *,
     cluster: str,
     epoch: Epoch,
@@ -118,22 +122,18 @@ def scatter(
 ) -> Iterator[Staged]:
     """Yields messages that hold every cell of the regions once, gathered into staging buffers and sealed.
 
-    As many regions share a message as its buffer and header take; one that is larger than a buffer is cut by
-    positions. Blocks while no buffer is free. Raises StagingTimeout, or ConfigError when a buffer cannot hold even
-    one position.
+    As many regions share a message as its buffer and header take; one that is larger than a buffer, or than a chunk
+    should be, is cut by positions. Blocks while no buffer is free. Raises StagingTimeout, or ConfigError when a buffer
+    cannot hold even one position.
     """
     for batch in _batches(regions, staging.buffer_bytes, max_chunks(cluster)):
         buffer = staging.acquire(timeout_s)
         try:
-            # Inference mode, because the models' tensors are inference tensors and autograd has no business here.
-            with torch.inference_mode(), (copier or CpuCopier()).copying(after):
-                num_bytes = _fill(buffer.work, batch)
-                buffer.copy_to_host(num_bytes)
-            chunks = _seal(batch, buffer.payload(num_bytes), epoch, dtype)
+            chunks = _gathered(batch, buffer, epoch, dtype, copier or CpuCopier(), after)
         except BaseException:
             buffer.release()
             raise
-        yield Staged(buffer=buffer, chunks=chunks, num_bytes=num_bytes)
+        yield Staged(buffer=buffer, chunks=chunks, num_bytes=sum(chunk.num_bytes for chunk in chunks))
 
 
 def gather(header: ChunkHeader, payload: memoryview, cells_LCHSD: Tensor, *, first: tuple[int, int, int]) -> None:
@@ -159,50 +159,74 @@ def _batches(regions: Sequence[Region], buffer_bytes: int, most_chunks: int) -> 
     batch_bytes = 0
     for region in regions:
         for piece in _cut_to_fit(region, buffer_bytes):
-            if batch and (batch_bytes + piece.nbytes > buffer_bytes or len(batch) == most_chunks):
+            piece_bytes = piece.nbytes
+            if batch and (batch_bytes + piece_bytes > buffer_bytes or len(batch) == most_chunks):
                 yield batch
                 batch, batch_bytes = [], 0
             batch.append(piece)
-            batch_bytes += piece.nbytes
+            batch_bytes += piece_bytes
     if batch:
         yield batch
 
 
-def _cut_to_fit(region: Region, buffer_bytes: int) -> Iterator[Region]:
-    if region.nbytes <= buffer_bytes:
-        return iter((region,))
-    position_bytes = region.nbytes // region.num_positions
+def _cut_to_fit(region: Region, buffer_bytes: int) -> Iterable[Region]:
+    region_bytes = region.nbytes
+    most_bytes = min(buffer_bytes, _CHUNK_BYTES)
+    if region_bytes <= most_bytes:
+        return (region,)
+    position_bytes = region_bytes // region.num_positions
     if position_bytes > buffer_bytes:
         raise ConfigError(
             f"one position of layers [{region.layers.start},{region.layers.stop}) heads {list(region.heads)} takes "
             f"{position_bytes} bytes, a staging buffer {buffer_bytes}: use larger staging buffers"
         )
-    return region.cut(buffer_bytes // position_bytes)
+    return region.cut(max(1, most_bytes // position_bytes))
 
 
-def _fill(work: Tensor, batch: Sequence[Region]) -> int:
+def _gathered(
+    batch: Sequence[Region], buffer: StagingBuffer, epoch: Epoch, dtype: str, copier: Copier, after: Mark
+) -> tuple[ChunkHeader, ...]:
+    """The regions lie in the buffer's host memory, one after the other, under these headers."""
+    on_host = buffer.work is buffer.host and not any(part.is_cuda for region in batch for part in region.parts)
+    chunks: list[ChunkHeader] = []
+    ends: list[int] = []
     offset = 0
-    for region in batch:
-        for part in region.parts:
-            work[offset : offset + part.nbytes].view(part.dtype).view(part.shape).copy_(part, non_blocking=True)
-            offset += part.nbytes
+    # Inference mode, because the models' tensors are inference tensors and autograd has no business here.
+    with torch.inference_mode(), copier.copying(after):
+        for region in batch:
+            begin, offset = offset, _fill(buffer.work, offset, region)
+            ends.append(offset)
+            if on_host:
+                # At once, while the bytes are in the cache.
+                chunks.append(_seal(region, buffer.payload(offset)[begin:], epoch, dtype))
+        buffer.copy_to_host(offset)
+    if not on_host:
+        begins = (0, *ends[:-1])
+        payload = buffer.payload(offset)
+        chunks += [
+            _seal(region, payload[begin:end], epoch, dtype)
+            for region, begin, end in zip(batch, begins, ends, strict=True)
+        ]
+    return tuple(chunks)
+
+
+def _fill(work: Tensor, offset: int, region: Region) -> int:
+    """The region's cells lie from ``offset`` on (on a CUDA stream: will lie); returns where they end."""
+    for part in region.parts:
+        stop = offset + part.nbytes
+        work[offset:stop].view(part.dtype).view(part.shape).copy_(part, non_blocking=True)
+        offset = stop
     return offset
 
 
-def _seal(batch: Sequence[Region], payload: memoryview, epoch: Epoch, dtype: str) -> tuple[ChunkHeader, ...]:
-    chunks: list[ChunkHeader] = []
-    offset = 0
-    for region in batch:
-        chunk = seal(
-            epoch=epoch,
-            row_id=region.row_id,
-            layers=region.layers,
-            heads=region.heads,
-            positions=region.positions,
-            dtype=dtype,
-            payload=payload[offset : offset + region.nbytes],
-            kinds=region.kinds,
-        )
-        chunks.append(chunk)
-        offset += region.nbytes
-    return tuple(chunks)
+def _seal(region: Region, payload: memoryview, epoch: Epoch, dtype: str) -> ChunkHeader:
+    return seal(
+        epoch=epoch,
+        row_id=region.row_id,
+        layers=region.layers,
+        heads=region.heads,
+        positions=region.positions,
+        dtype=dtype,
+        payload=payload,
+        kinds=region.kinds,
+    )

@@ -48,6 +48,8 @@ class JobLoop:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._poller: Poller | None = None
         self._running = True
+        self._may_sleep = False
+        """Set before the loop looks for jobs a last time, so that whoever adds one afterwards knows to wake it."""
         self._submit_lock = threading.Lock()
         self._stop_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -74,7 +76,9 @@ class JobLoop:
             if not self._running:
                 return False
             self._jobs.append(job)
-            if not self.on_own_thread():
+            if self._may_sleep and not self.on_own_thread():
+                # Once is enough, and each costs the submitting thread a system call.
+                self._may_sleep = False
                 self._wake()
         return True
 
@@ -152,11 +156,14 @@ class JobLoop:
         while self._timers and not self._timers[0][2]:
             heapq.heappop(self._timers)  # Cancelled: not worth waking up for.
         timeout_s = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        self._may_sleep = True
         if self._jobs:
+            self._may_sleep = False
             return
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._wake_reader:
                 self._drain_wake_ups()
+        self._may_sleep = False
 
     def _drain_wake_ups(self) -> None:
         try:

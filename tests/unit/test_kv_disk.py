@@ -19,10 +19,11 @@ from dejavu.ids import Epoch, RowId
 from dejavu.kv import disk_file
 from dejavu.kv.chunk import ChunkCorrupt, KvMessage, encode_message, seal
 from dejavu.kv.disk import DiskLimits, DiskMemory
-from dejavu.kv.disk_file import BLOCK_BYTES, DiskError, DiskRefused
+from dejavu.kv.disk_file import DiskError, DiskRefused
 from dejavu.kv.disk_index import INDEX_SUFFIX, stored_rows
 from dejavu.kv.disk_row import RowIncomplete, read_row
 from dejavu.kv.disk_rows import DiskChunk, RowFiles
+from dejavu.kv.disk_run import BLOCK_BYTES
 from dejavu.kv.layout import KvLayout, LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.primitives import Destinations, StreamSetup, stream_in, stream_out

@@ -153,6 +153,16 @@ def test_job_loop_outlives_a_job_that_fails_and_takes_none_after_stop() -> None:
     assert all(thread.name != "test-loop" for thread in threading.enumerate())
 
 
+def test_job_loop_runs_every_job_that_comes_as_it_goes_to_sleep() -> None:
+    loop = JobLoop("test")
+    loop.start()
+    try:
+        for number in range(2000):
+            assert loop.call(lambda number=number: number, 10.0) == number
+    finally:
+        loop.stop()
+
+
 def test_job_loop_timers_fire_in_order_and_a_cancelled_one_does_not() -> None:
     loop = JobLoop("test-loop")
     loop.start()
