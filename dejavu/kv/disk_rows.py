@@ -36,6 +36,10 @@ class _OpenRow:
         # The data first: a record on the device should not outlive the bytes that it speaks of.
         return self.data, self.index
 
+    @property
+    def unsettled_bytes(self) -> int:
+        return self.data.unsettled_bytes + self.index.unsettled_bytes
+
 
 class RowFiles:
     """Appends chunks to the files of their rows; one thread.
@@ -53,6 +57,7 @@ class RowFiles:
         self._max_open_rows = max_open_rows
         self._cached_bytes = cached_bytes
         self._open: OrderedDict[RowId, _OpenRow] = OrderedDict()
+        self._unsettled_bytes = 0
 
     @property
     def num_open(self) -> int:
@@ -65,21 +70,22 @@ class RowFiles:
         Raises DiskRefused or DiskError; the index then names none of them.
         """
         row = self._row(row_id)
+        unsettled_before = row.unsettled_bytes
         offsets = row.data.append([chunk.payload for chunk in chunks])
         records = bytearray()
         for chunk, offset in zip(chunks, offsets, strict=True):
             records += encode_record(IndexRecord(cluster=chunk.cluster, header=chunk.header, offset=offset))
         row.index.append([memoryview(records)])
-        if (
-            sum(file.unsettled_bytes for open_row in self._open.values() for file in open_row.files)
-            > self._cached_bytes
-        ):
+        # Counted on: a sum over all open files at every append costs as much as the append.
+        self._unsettled_bytes += row.unsettled_bytes - unsettled_before
+        if self._unsettled_bytes > self._cached_bytes:
             self._settle()
 
     def drop(self, row_id: RowId) -> None:
         """The row's files are gone. Idempotent."""
         row = self._open.pop(row_id, None)
         if row is not None:
+            self._unsettled_bytes -= row.unsettled_bytes
             for file in row.files:
                 file.discard()
         # The index first: a row without an index is no row, whatever happens in between.
@@ -122,7 +128,9 @@ class RowFiles:
 
     def _close(self, row_id: RowId) -> list[DiskError | DiskRefused]:
         errors: list[DiskError | DiskRefused] = []
-        for file in self._open.pop(row_id).files:
+        row = self._open.pop(row_id)
+        self._unsettled_bytes -= row.unsettled_bytes
+        for file in row.files:
             try:
                 file.close()
             except (DiskError, DiskRefused) as error:
@@ -130,6 +138,7 @@ class RowFiles:
         return errors
 
     def _settle(self) -> None:
+        self._unsettled_bytes = 0
         for row in self._open.values():
             for file in row.files:
                 file.settle()
