@@ -13,12 +13,17 @@ from dejavu.kv.chunk import decode_message
 from dejavu.kv.device import CpuCopier, CudaCopier, copier_for
 from dejavu.kv.inbox import KvInbox
 from dejavu.kv.layout import KvLayout, LayerRange
+from dejavu.kv.levels import StreamingLevel
 from dejavu.kv.pool import KvPool
 from dejavu.kv.primitives import StreamSetup, stream_in
+from dejavu.kv.replica import ReplicaLimits, ReplicaStore
 from dejavu.kv.route import Holding, RowSpan
 from dejavu.kv.staging import StagingRing
+from dejavu.kv.stream import PoolRow
 from dejavu.kv.streamer import Streamer
 from dejavu.kv.writers import StepWriter
+
+from harness.kv_receivers import Receivers
 
 LAYOUT = KvLayout(model_hash="m", num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", max_length=64)
 LAYERS = LayerRange(0, 3)
@@ -102,3 +107,92 @@ def test_a_step_writes_its_cells_on_the_pools_device(device: str) -> None:
     StepWriter(pool, 0, 2, live=[1], positions=[0, 5]).update(1, cells, cells)
     assert torch.equal(pool.keys(1)[1, :, 5], cells[1, :, 0])
     assert not pool.keys(1)[0].any()
+
+
+class PoolBench:
+    """A pool on a device whose rows stream into copies in host memory."""
+
+    def __init__(self, device: str, level: StreamingLevel) -> None:
+        self.pool = KvPool(LAYOUT, LAYERS, 2, device=device)
+        limits = ReplicaLimits(max_bytes=1 << 20, block_positions=16)
+        self.store = ReplicaStore(cluster="c", epoch=Epoch(1), layout=LAYOUT, holding=HOLDING, limits=limits)
+        self.receivers = Receivers({"w": self.store})
+        self.errors: list[Exception] = []
+        self.staging = StagingRing(2, 1 << 14, pin=device == "cuda", device=device)
+        self.streamer = Streamer(
+            StreamSetup(cluster="c", epoch=Epoch(1), source=HOLDING, targets=(HOLDING,), layout=LAYOUT),
+            self.staging,
+            self.receivers,
+            on_error=lambda error, _: self.errors.append(error),
+            level=level,
+            copier=copier_for(device),
+        )
+
+    def step(self, position: int) -> torch.Tensor:
+        """Both rows have a new cell in every layer, and it has been submitted: [L, R, H, D], K; V is one more."""
+        made = torch.randn(len(LAYERS), 2, 2, 1, 8, device=self.pool.device)
+        writer = StepWriter(self.pool, 0, 2, live=[0, 1], positions=[position, position])
+        with torch.inference_mode():
+            for layer in LAYERS.indices:
+                writer.update(layer, made[layer], made[layer] + 1)
+        rows = [
+            PoolRow(span=RowSpan(row_id=RowId(1 + index), length=1, start=position), row_index=index)
+            for index in range(2)
+        ]
+        self.streamer.submit_rows(self.pool, rows, made_by="step")
+        return made[..., 0, :].cpu()
+
+    def close(self) -> None:
+        self.streamer.drain(60)
+        self.streamer.close(60)
+        assert (self.errors, self.staging.num_out) == ([], 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("level", "num_messages"),
+    [(StreamingLevel.naive, 3 * 2 * 3 * 2 * 2), (StreamingLevel.buffered, 3), (StreamingLevel.full, 3)],
+    ids=["naive", "buffered", "full"],
+)
+def test_rows_of_a_pool_on_a_device_land_in_copies_at_every_level(
+    device: str, level: StreamingLevel, num_messages: int
+) -> None:
+    bench = PoolBench(device, level)
+    steps = [bench.step(position) for position in range(3)]
+    bench.close()
+    assert len(bench.receivers.letters) == num_messages
+    for index in range(2):
+        cells = bench.store.landed(RowId(1 + index), 3).cells_LCHTD
+        for position, made in enumerate(steps):
+            assert torch.equal(cells[:, 0, :, position], made[:, index])
+            assert torch.equal(cells[:, 1, :, position], made[:, index] + 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_place_on_a_device_that_was_settled_can_be_overwritten_while_its_step_is_on_its_way(device: str) -> None:
+    bench = PoolBench(device, StreamingLevel.full)
+    bench.receivers.is_open = False
+    made = [bench.step(position) for position in range(2)]
+    bench.receivers.await_letters(2)
+    bench.streamer.settle(frozenset({0, 1}))
+    bench.pool.cells_LCRHSD.fill_(-1.0)
+    bench.receivers.open()
+    bench.close()
+    for index in range(2):
+        keys = bench.store.landed(RowId(1 + index), 2).cells_LCHTD[:, 0]
+        assert torch.equal(keys, torch.stack([step[:, index] for step in made], dim=2))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_place_on_a_device_that_is_settled_at_once_gives_its_old_cells_or_none(device: str) -> None:
+    bench = PoolBench(device, StreamingLevel.full)
+    made = [bench.step(position) for position in range(8)]
+    bench.streamer.settle(frozenset({0}))
+    bench.pool.cells_LCRHSD[:, :, 0] = -1.0
+    bench.close()
+    for index, row_id in enumerate((RowId(1), RowId(2))):
+        here = bench.store.length(row_id)
+        if here:
+            keys = bench.store.landed(row_id, here).cells_LCHTD[:, 0]
+            assert torch.equal(keys, torch.stack([step[:, index] for step in made[:here]], dim=2))
+    assert bench.store.length(RowId(2)) == 8

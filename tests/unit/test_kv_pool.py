@@ -56,6 +56,23 @@ def test_a_prompt_writes_each_rows_valid_part_into_its_own_row() -> None:
     assert not pool.keys(3).any()
 
 
+def test_a_prompt_tells_of_each_layer_once_and_only_when_it_is_in_the_pool() -> None:
+    pool = KvPool(LAYOUT, LAYERS, 2)
+    keys, values = cells(1, 4, seed=1), cells(1, 4, seed=2)
+    told: list[int] = []
+
+    def on_layer(layer: int) -> None:
+        assert torch.equal(pool.keys(layer)[1, :, :3], keys[0, :, :3])
+        assert torch.equal(pool.values(layer)[1, :, :3], values[0, :, :3])
+        assert not any(pool.keys(later).any() for later in range(layer + 1, LAYERS.stop))
+        told.append(layer)
+
+    writer = PromptWriter(pool, [1], [3], on_layer)
+    for layer in LAYERS.indices:
+        writer.update(layer, keys, values)
+    assert told == list(LAYERS.indices)
+
+
 def test_a_step_writes_one_cell_of_each_live_row_and_no_dead_row() -> None:
     pool = KvPool(LAYOUT, LAYERS, 5)
     pool.cells_LCRHSD.fill_(7.0)

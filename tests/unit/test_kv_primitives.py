@@ -10,17 +10,19 @@ import torch
 
 from dejavu.errors import ConfigError
 from dejavu.ids import Epoch, RowId
-from dejavu.kv.chunk import ChunkCorrupt, decode_message, seal
+from dejavu.kv.chunk import ChunkCorrupt, decode_message, seal, verify
 from dejavu.kv.layout import KvLayout, LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.primitives import (
     Destinations,
     LandedRow,
     LocalMemory,
+    Region,
     RemoteMemory,
     StreamSetup,
     fetch,
     flush,
+    flush_staged,
     gather,
     pool_region,
     scatter,
@@ -84,6 +86,45 @@ def test_owners_of_this_process_get_their_messages_whole() -> None:
     assert sender.send("t1", b"", (memoryview(b"ab"), memoryview(b"cd"))).done()
     assert sender.send("t0", b"", (memoryview(b"wxyz"),)).done()
     assert (bytes(first.tolist()), bytes(second.tolist())) == (b"wxyz", b"abcd")
+
+
+def test_what_is_gathered_into_lent_memory_is_flushed_without_a_copy_and_can_be_fetched() -> None:
+    pool = filled_pool()
+    region = pool_region(pool, 1, RowId(5), layers=LayerRange(1, 3), heads=(0, 2), positions=(2, 7))
+    place = LocalMemory(into=torch.zeros(region.nbytes + 10, dtype=torch.uint8))
+    (staged,) = scatter([region], place.lend(), cluster="c", epoch=Epoch(1), dtype="float32")
+    before = place.into.clone()
+    flush_staged(staged, "c", Epoch(1), place).result(0)
+    assert torch.equal(place.into, before)
+    fetched = torch.zeros(region.nbytes, dtype=torch.uint8)
+    fetch(staged.chunks[0], place.into[: region.nbytes].numpy().data, fetched)
+    assert torch.equal(fetched.view(torch.float32), region.parts[0].reshape(-1))
+
+
+def test_regions_that_are_larger_than_lent_memory_are_refused_rather_than_overwritten() -> None:
+    region = pool_region(filled_pool(), 0, RowId(5), layers=LAYERS, heads=(0, 2), positions=(0, 8))
+    place = LocalMemory(into=torch.zeros(region.nbytes // 2, dtype=torch.uint8))
+    messages = scatter([region], place.lend(), cluster="c", epoch=Epoch(1), dtype="float32")
+    flush_staged(next(messages), "c", Epoch(1), place).result(0)
+    with pytest.raises(ValueError, match="lent memory are full"):
+        next(messages)
+
+
+def test_a_large_region_is_one_message_of_several_chunks_that_verify() -> None:
+    num_positions = 3 * 1024 * 1024 // (2 * 64 * 4)
+    cells = torch.arange(2 * 2 * num_positions * 64, dtype=torch.float32).view(1, 2, 2, num_positions, 64)
+    region = Region(
+        row_id=RowId(1), layers=LayerRange(0, 1), heads=(0, 2), positions=(10, 10 + num_positions), parts=(cells,)
+    )
+    (staged,) = scatter([region], StagingRing(1, region.nbytes), cluster="c", epoch=Epoch(1), dtype="float32")
+    assert len(staged.chunks) == 2
+    target, offset = torch.zeros_like(cells), 0
+    for chunk in staged.chunks:
+        payload = staged.payload[offset : offset + chunk.num_bytes]
+        verify(chunk, payload)
+        gather(chunk, payload, target, first=(0, 0, 10))
+        offset += chunk.num_bytes
+    assert torch.equal(target, cells)
 
 
 def test_local_memory_that_is_too_small_or_not_contiguous_is_refused() -> None:
