@@ -13,7 +13,7 @@ from dejavu.kv.jobs import Pass, RowsJob
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import RowSpan
-from dejavu.kv.stream import PoolRow
+from dejavu.kv.stream_setup import PoolRow
 from dejavu.kv.streamer import Streamer
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,9 @@ class Copies:
         jobs: list[RowsJob] = []
         for part in parts:
             known = self._rows.get(part.row_id)
-            if known is None or part.positions[1] > known[1]:
-                logger.info("the copy of row %s was asked for again; the row has ended", part.row_id)
+            # What is asked for comes out of a header that was found corrupt: it may be anything.
+            if known is None or not self._holds(part, known[1]):
+                logger.info("KV of row %s was asked for again and is not here", part.row_id)
                 continue
             start, stop = part.positions
             span = RowSpan(row_id=part.row_id, length=stop - start, start=start)
@@ -99,6 +100,11 @@ class Copies:
         ]
         if rows:
             self.streamer.submit_rows(self._pool, rows, made_by=made_by, layers=layers)
+
+    def _holds(self, part: KvPart, num_written: int) -> bool:
+        held = self._pool.layers
+        inside = held.start <= part.layers.start and part.layers.stop <= held.stop
+        return inside and 0 <= part.positions[0] < part.positions[1] <= num_written
 
     def _place(self, microbatch: int, row_index: int) -> int:
         return microbatch * self._microbatch_rows + row_index

@@ -13,7 +13,7 @@ from dejavu.kv.chunk import ChunkHeader
 logger = logging.getLogger(__name__)
 
 MOST_FETCHES = 3
-"""Of one row; then it is computed again (or its copy stays incomplete)."""
+"""So often chunks of one row are asked for; then it is computed again (or its copy stays incomplete)."""
 
 
 class FetchAgain:
@@ -27,20 +27,15 @@ class FetchAgain:
 
     def ask(self, peer: str, chunks: Sequence[ChunkHeader]) -> tuple[RowId, ...]:
         """``peer`` is asked for the chunks. Returns the rows that were asked for too often already."""
-        spent: dict[RowId, None] = {}
-        parts: list[m.KvPart] = []
-        for chunk in chunks:
-            tries = self._tries.get(chunk.row_id, 0)
-            if tries >= MOST_FETCHES:
-                spent[chunk.row_id] = None
-                continue
-            self._tries[chunk.row_id] = tries + 1
-            parts.append(m.KvPart(chunk.row_id, chunk.layers, chunk.positions))
+        row_ids = tuple(dict.fromkeys(chunk.row_id for chunk in chunks))
+        spent = tuple(row_id for row_id in row_ids if self._tries.get(row_id, 0) >= MOST_FETCHES)
+        self._tries.update({row_id: self._tries.get(row_id, 0) + 1 for row_id in row_ids if row_id not in spent})
+        parts = [m.KvPart(chunk.row_id, chunk.layers, chunk.positions) for chunk in chunks if chunk.row_id not in spent]
         if parts:
             self.num_asked += len(parts)
             logger.warning("asking %s again for KV of rows %s", peer, sorted({part.row_id for part in parts}))
             self._peers.tell(peer, m.SendAgain(epoch=self._epoch, parts=tuple(parts)))
-        return tuple(spent)
+        return spent
 
     def forget(self, row_ids: Sequence[RowId]) -> None:
         """The rows have ended."""

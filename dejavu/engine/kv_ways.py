@@ -21,8 +21,8 @@ from dejavu.kv.pool import KvPool
 from dejavu.kv.replica import ReplicaLimits, ReplicaStore
 from dejavu.kv.route import Holding
 from dejavu.kv.staging import StagingRing
-from dejavu.kv.stream import StreamSetup
 from dejavu.kv.stream_account import StreamSpan
+from dejavu.kv.stream_setup import StreamSetup
 from dejavu.kv.streamer import Streamer
 from dejavu.report.spans import SpanRecorder
 

@@ -14,7 +14,8 @@ from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import RowSpan
 from dejavu.kv.scatter import Region
-from dejavu.kv.stream import PoolRow, RegionsByOwner, StreamSetup, layer_regions, pool_regions
+from dejavu.kv.stream import RegionsByOwner, layer_regions, pool_regions
+from dejavu.kv.stream_setup import PoolRow, StreamSetup
 
 Pass: TypeAlias = Literal["prompt", "step"]
 """What made the cells."""
@@ -30,6 +31,8 @@ class LayerJob:
     rows: tuple[RowSpan, ...]
     after: Mark
     made_by: Pass = "prompt"
+    is_repeat: bool = False
+    """It has left before, and its memory is another job's."""
 
     @property
     def row_ids(self) -> tuple[RowId, ...]:

@@ -19,16 +19,8 @@ from dejavu.kv.disk import DiskLimits, DiskMemory
 from dejavu.kv.disk_row import DiskRow, read_row
 from dejavu.kv.flush import Destination, Destinations, LocalMemory, RemoteMemory, Sender, fetch, flush
 from dejavu.kv.scatter import Region, Staged, gather, pool_region, scatter
-from dejavu.kv.stream import (
-    LandedRow,
-    PoolRow,
-    Streamed,
-    StreamSetup,
-    flush_staged,
-    stream_in,
-    stream_out,
-    stream_out_rows,
-)
+from dejavu.kv.stream import LandedRow, Streamed, flush_staged, stream_in, stream_out, stream_out_rows
+from dejavu.kv.stream_setup import PoolRow, StreamSetup
 
 __all__ = [
     "Destination",

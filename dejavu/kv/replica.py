@@ -173,12 +173,13 @@ class ReplicaStore:
             self._land(chunk, judged.payload, tally)
 
     def _land(self, chunk: ChunkHeader, payload: memoryview, tally: Tally) -> None:
-        row = self._rows.setdefault(chunk.row_id, _Row())
+        row = self._rows.get(chunk.row_id) or _Row()
         if not self._grow(row, chunk.positions[1]):
             self._counters.refused += 1
             tally.dropped += 1
             logger.warning("chunk of row %s refused: copies may take %s bytes", chunk.row_id, self._limits.max_bytes)
             return
+        self._rows[chunk.row_id] = row
         num_new = 0
         shape = (
             len(chunk.layers),

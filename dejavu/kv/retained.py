@@ -27,7 +27,7 @@ class RetainedLayers:
             return
         with self._lock:
             for job in jobs:
-                if isinstance(job, LayerJob):
+                if isinstance(job, LayerJob) and not job.is_repeat:
                     self._jobs.append(job)
                     self._num_bytes += job.nbytes
             while self._num_bytes > self._max_bytes:
@@ -46,4 +46,5 @@ class RetainedLayers:
 def _part(job: LayerJob, row_id: RowId) -> LayerJob:
     index = job.row_ids.index(row_id)
     rows = slice(index, index + 1)
-    return replace(job, keys_BHTD=job.keys_BHTD[rows], values_BHTD=job.values_BHTD[rows], rows=job.rows[rows])
+    keys_BHTD, values_BHTD = job.keys_BHTD[rows], job.values_BHTD[rows]
+    return replace(job, keys_BHTD=keys_BHTD, values_BHTD=values_BHTD, rows=job.rows[rows], is_repeat=True)

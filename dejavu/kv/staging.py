@@ -21,7 +21,7 @@ _MOMENT_S: Final = 0.001
 
 
 class StagingTimeout(Retryable):
-    """No staging buffer came back in time: the network is slower than the deadline, or gone."""
+    """What was handed over did not leave its buffer in time: the network is slower than the deadline, or gone."""
 
 
 class Staging(Protocol):

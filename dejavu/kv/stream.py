@@ -6,8 +6,8 @@ Shape legend: B rows of a pass, L layers, C the pair (K, V), H kv heads, T posit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -17,47 +17,15 @@ from dejavu.ids import Epoch, RowId
 from dejavu.kv.chunk import KvMessage, encode_message
 from dejavu.kv.device import Copier, CpuCopier, Mark
 from dejavu.kv.flush import Destination, RemoteMemory, Sender, flush
-from dejavu.kv.layout import KvLayout, LayerRange
+from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
-from dejavu.kv.route import Holding, Move, RowSpan, route_from
+from dejavu.kv.route import Move, RowSpan, route_from
 from dejavu.kv.scatter import Region, Staged, pool_region, scatter
-from dejavu.kv.staging import StagingRing
+from dejavu.kv.staging import StagingRing, StagingTimeout
 from dejavu.kv.steps import owners_of, scatter_step
+from dejavu.kv.stream_setup import PoolRow, StreamSetup
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSetup:
-    """Who streams what to whom, in one epoch: this side's holding and those of the other pipeline's stages."""
-
-    cluster: str
-    epoch: Epoch
-    source: Holding
-    targets: tuple[Holding, ...]
-    layout: KvLayout
-
-    def __post_init__(self) -> None:
-        layers, heads = self.source.layers, self.source.heads
-        if layers.stop > self.layout.num_layers or heads[1] > self.layout.num_kv_heads:
-            raise ValueError(
-                f"{self.source.owner} holds layers [{layers.start},{layers.stop}) heads {list(heads)}, "
-                f"but the model is {self.layout.fingerprint}"
-            )
-
-    def source_of(self, layers: LayerRange) -> Holding:
-        """The source's part of these layers. Raises ValueError for a layer that it does not hold."""
-        held = self.source.layers
-        for layer in (layers.start, layers.stop - 1):
-            if layer not in held:
-                raise ValueError(f"layer {layer} is not one of {self.source.owner}'s [{held.start}, {held.stop})")
-        return replace(self.source, layers=layers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRow:
-    """Positions of a row and where in a pool it lies."""
-
-    span: RowSpan
-    row_index: int
+RegionsByOwner: TypeAlias = Mapping[str, Sequence[Region]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +122,6 @@ def stream_out_rows(
     return handed.streamed()
 
 
-RegionsByOwner: TypeAlias = Mapping[str, Sequence[Region]]
-
-
 def layer_regions(
     layer: int, keys_BHTD: Tensor, values_BHTD: Tensor, rows: Sequence[RowSpan], setup: StreamSetup
 ) -> RegionsByOwner:
@@ -221,8 +186,14 @@ def stream_regions(
             ):
                 sent = handed.over(staged, setup, destination)
                 if not merged:
-                    sent.result(timeout_s)
+                    _await(sent, staged.num_bytes, timeout_s)
     return handed.streamed()
+
+
+def _await(sent: Future[None], num_bytes: int, timeout_s: float) -> None:
+    if not wait((sent,), timeout_s).done:
+        raise StagingTimeout(f"a piece of {num_bytes} bytes had not left after {timeout_s} s")
+    sent.result()
 
 
 class _HandedOver:

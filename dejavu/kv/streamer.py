@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -23,13 +21,18 @@ from dejavu.kv.pool import KvPool
 from dejavu.kv.retained import RetainedLayers
 from dejavu.kv.route import RowSpan
 from dejavu.kv.staging import StagingRing
-from dejavu.kv.stream import PoolRow, Streamed, StreamSetup, stream_out_rows, stream_regions
-from dejavu.kv.stream_account import JobOutcome, StreamerCounters, StreamSpan, StreamStalled, failure_of
+from dejavu.kv.stream import Streamed, stream_out_rows, stream_regions
+from dejavu.kv.stream_account import (
+    JobOutcome,
+    StreamAccount,
+    StreamerCounters,
+    StreamSpan,
+    StreamStalled,
+    failure_of,
+)
+from dejavu.kv.stream_setup import PoolRow, StreamSetup
 
 logger = logging.getLogger(__name__)
-
-_SHORTEST_WAIT_S = 20e-6
-"""A shorter wait is counted, but is no span."""
 
 
 class Streamer:
@@ -62,16 +65,14 @@ class Streamer:
         self._staging = staging
         self._sender = sender
         self._on_error = on_error
-        self._on_span = on_span
         self._level = level
         self._copier = copier or CpuCopier()
         self._clock = clock or SystemClock()
+        self._account = StreamAccount(self._clock, on_span)
         self._timeout_s = timeout_s
         self._queue = JobQueue(max_queued_jobs)
         self._held: list[StreamJob] = []
         self._retained = RetainedLayers(retain_bytes)
-        self._lock = threading.Lock()
-        self._counters = StreamerCounters()
         self._thread = threading.Thread(target=self._run, name="kv-streamer", daemon=True)
         self._thread.start()
 
@@ -115,8 +116,7 @@ class Streamer:
 
     def send_again(self, jobs: Sequence[StreamJob]) -> None:
         """The jobs leave in the background, whatever the level. See ``submit``."""
-        with self._lock:
-            self._counters.sent_again += len(jobs)
+        self._account.sent_again(len(jobs))
         for job in jobs:
             self._enqueue(job)
 
@@ -129,7 +129,7 @@ class Streamer:
 
         Raises StreamStalled when a job that reads them does not end in time.
         """
-        with self._exposed("step"):
+        with self._account.exposed("step"):
             self._queue.settle(places, self._timeout_s)
 
     def drain(self, timeout_s: float) -> None:
@@ -153,23 +153,29 @@ class Streamer:
     @property
     def counters(self) -> StreamerCounters:
         """A copy of the counters."""
-        with self._lock:
-            return replace(self._counters)
+        return self._account.counters
 
     def _take(self, job: StreamJob) -> None:
         """By its level, the job leaves later, now, or at the end of the pass."""
         level, is_prompt = self._level, job.made_by == "prompt"
         if level is StreamingLevel.off:
             return
-        if level.prompts_in_background if is_prompt else level.steps_in_background:
-            self._enqueue(job)
-        elif is_prompt:
-            self._held.append(job)
-        else:
+        if is_prompt:
+            if level.prompts_in_background:
+                self._enqueue(job)
+            else:
+                self._held.append(job)
+        elif not level.steps_in_background:
             self._send_now([job])
+        elif self._copier.gathers_at_once:
+            self._queue.begin()
+            with self._account.exposed(job.made_by):
+                self._send_later(job)
+        else:
+            self._enqueue(job)
 
     def _enqueue(self, job: StreamJob) -> None:
-        with self._exposed(job.made_by):
+        with self._account.exposed(job.made_by):
             self._queue.put(job, self._timeout_s)
 
     def _send_now(self, jobs: Sequence[StreamJob]) -> None:
@@ -178,36 +184,26 @@ class Streamer:
         self._queue.begin()
         start_s, from_s = self._clock.now(), self._clock.monotonic()
         error: Exception | None = None
-        with self._exposed(made_by):
+        with self._account.exposed(made_by):
             try:
                 streamed = self._stream(jobs, merged=self._level.merges)
                 handed_over_s = self._clock.now()
-                self._span("stream_out", made_by, start_s, handed_over_s, streamed)
+                self._account.span("stream_out", made_by, start_s, handed_over_s, streamed)
                 if wait(streamed.sends, self._timeout_s).not_done:
                     raise StreamStalled(f"{streamed.num_bytes} bytes had not left after {self._timeout_s} s")
                 error = next(filter(None, (failure_of(sent) for sent in streamed.sends)), None)
-                self._span("flush", made_by, handed_over_s, self._clock.now(), streamed)
-                self._count(streamed, len(jobs), self._clock.monotonic() - from_s)
+                self._account.span("flush", made_by, handed_over_s, self._clock.now(), streamed)
+                self._account.count(streamed, len(jobs), self._clock.monotonic() - from_s)
             except Exception as raised:  # As in the background: on_error is told, whatever it is.
                 error = raised
         self._finish(row_ids, error)
 
-    @contextmanager
-    def _exposed(self, made_by: Pass) -> Iterator[None]:
-        """The body keeps the computing thread from computing."""
-        start_s, from_s = self._clock.now(), self._clock.monotonic()
-        try:
-            yield
-        finally:
-            exposed_s = self._clock.monotonic() - from_s
-            with self._lock:
-                self._counters.exposed_s += exposed_s
-            if exposed_s > _SHORTEST_WAIT_S:
-                self._span("stream_wait", made_by, start_s, self._clock.now())
-
     def _run(self) -> None:
         while (job := self._queue.take()) is not None:
             self._send_later(job)
+            # Staged by now: its tensors need not live until the network is done.
+            del job
+            self._queue.gathered()
 
     def _send_later(self, job: StreamJob) -> None:
         """The job has been handed over or reported."""
@@ -216,14 +212,11 @@ class Streamer:
         try:
             streamed = self._stream((job,), merged=True)
         except Exception as error:  # Any failure must reach on_error: a dead thread would stall every drain.
-            self._queue.gathered()
             self._finish(row_ids, error)
             return
-        del job  # Staged by now: its tensors need not live until the network is done.
-        self._queue.gathered()
-        self._count(streamed, 1, self._clock.monotonic() - from_s)
+        self._account.count(streamed, 1, self._clock.monotonic() - from_s)
         handed_over_s = self._clock.now()
-        self._span("stream_out", made_by, start_s, handed_over_s, streamed)
+        self._account.span("stream_out", made_by, start_s, handed_over_s, streamed)
         self._follow(made_by, row_ids, streamed, handed_over_s)
 
     def _stream(self, jobs: Sequence[StreamJob], *, merged: bool) -> Streamed:
@@ -259,7 +252,7 @@ class Streamer:
 
         def one_done(sent: Future[None]) -> None:
             if waiting.count_down(sent):
-                self._span("flush", made_by, handed_over_s, self._clock.now(), streamed)
+                self._account.span("flush", made_by, handed_over_s, self._clock.now(), streamed)
                 self._finish(row_ids, waiting.error)
 
         for sent in streamed.sends:
@@ -270,30 +263,6 @@ class Streamer:
     def _finish(self, row_ids: tuple[RowId, ...], error: Exception | None) -> None:
         if error is not None:
             logger.warning("KV of rows %s was not streamed: %s", list(row_ids), error)
+            self._account.failed()
             self._on_error(error, row_ids)
-        with self._lock:
-            self._counters.failed_jobs += error is not None
         self._queue.finish()
-
-    def _count(self, streamed: Streamed, num_jobs: int, busy_s: float) -> None:
-        with self._lock:
-            self._counters.jobs += num_jobs
-            self._counters.messages += streamed.num_messages
-            self._counters.chunks += streamed.num_chunks
-            self._counters.bytes_out += streamed.num_bytes
-            self._counters.busy_s += busy_s
-
-    def _span(self, name: str, made_by: Pass, start_s: float, end_s: float, streamed: Streamed | None = None) -> None:
-        if self._on_span is None:
-            return
-        num_bytes, num_transfers = (0, 0) if streamed is None else (streamed.num_bytes, streamed.num_messages)
-        self._on_span(
-            StreamSpan(
-                name=name,
-                made_by=made_by,
-                start_s=start_s,
-                end_s=end_s,
-                num_bytes=num_bytes,
-                num_transfers=num_transfers,
-            )
-        )

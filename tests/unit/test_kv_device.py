@@ -19,7 +19,7 @@ from dejavu.kv.primitives import StreamSetup, stream_in
 from dejavu.kv.replica import ReplicaLimits, ReplicaStore
 from dejavu.kv.route import Holding, RowSpan
 from dejavu.kv.staging import StagingRing
-from dejavu.kv.stream import PoolRow
+from dejavu.kv.stream_setup import PoolRow
 from dejavu.kv.streamer import Streamer
 from dejavu.kv.writers import StepWriter
 
