@@ -95,12 +95,13 @@ class Outflow:
         """
         if self._copies is not None:
             self._copies.send_again(parts)
-        gone: list[RowId] = []
+        gone: dict[RowId, None] = {}
         if self._handoff is not None:
-            for part in parts:
-                jobs = self._handoff.retained(part.row_id, part.layers)
+            # A layer leaves whole, however many of its chunks came corrupt.
+            for row_id, layers in dict.fromkeys((part.row_id, part.layers) for part in parts):
+                jobs = self._handoff.retained(row_id, layers)
                 if jobs is None:
-                    gone.append(part.row_id)
+                    gone[row_id] = None
                 else:
                     self._handoff.send_again(jobs)
         return tuple(gone)

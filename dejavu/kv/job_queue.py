@@ -27,11 +27,15 @@ class JobQueue:
         """The job will be taken. Blocks while the queue is full; raises StreamStalled in the end, or when closed."""
         with self._changed:
             self._wait(lambda: self._closed or len(self._jobs) < self._max_jobs, timeout_s)
-            if self._closed:
-                raise StreamStalled(f"KV of rows {list(job.row_ids)} cannot be queued: the streamer is closed")
+            self._check_open()
             self._jobs.append(job)
             self._num_pending += 1
             self._changed.notify_all()
+
+    def check_open(self) -> None:
+        """Raises StreamStalled when the queue is closed."""
+        with self._changed:
+            self._check_open()
 
     def take(self) -> StreamJob | None:
         """The next job, which counts as being read until ``gathered``; None when closed and empty. Blocks."""
@@ -81,6 +85,10 @@ class JobQueue:
             self._jobs.clear()
             self._changed.notify_all()
         return abandoned
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StreamStalled("nothing is taken any more: the streamer is closed")
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
         if not self._changed.wait_for(condition, timeout_s):

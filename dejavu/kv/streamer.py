@@ -92,7 +92,8 @@ class Streamer:
         """
         if self._level is StreamingLevel.naive:
             # Pieces as they lie in a cache; the models' tensors may be views in which each position is apart.
-            keys_BHTD, values_BHTD = keys_BHTD.contiguous(), values_BHTD.contiguous()
+            with self._account.exposed("prompt"):
+                keys_BHTD, values_BHTD = keys_BHTD.contiguous(), values_BHTD.contiguous()
         after = self._copier.mark()
         self._take(LayerJob(layer=layer, keys_BHTD=keys_BHTD, values_BHTD=values_BHTD, rows=tuple(rows), after=after))
 
@@ -160,6 +161,7 @@ class Streamer:
         level, is_prompt = self._level, job.made_by == "prompt"
         if level is StreamingLevel.off:
             return
+        self._queue.check_open()
         if is_prompt:
             if level.prompts_in_background:
                 self._enqueue(job)
