@@ -10,19 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+TINY_FAMILIES = ("gpt2", "opt", "bloom", "llama", "mistral", "qwen2", "qwen3")
 MODEL_KINDS = (
     "smollm2-135m",
     "local",
     "hub",
     "random-opt-125m",
     "random-gpt2-124m",
-    "tiny-gpt2",
-    "tiny-opt",
-    "tiny-bloom",
-    "tiny-llama",
-    "tiny-mistral",
-    "tiny-qwen2",
-    "tiny-qwen3",
+    *(f"tiny-{family}" for family in TINY_FAMILIES),
 )
 
 

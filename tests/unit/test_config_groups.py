@@ -11,6 +11,8 @@ from omegaconf import OmegaConf
 from dejavu.cli.arguments import read_arguments
 from dejavu.cli.composer import Composer, composer, declaration, sweep_jobs
 from dejavu.config import MODEL_KINDS, Config, Dtype, StoreKind, load, validate
+from dejavu.config.schema import Streaming
+from dejavu.kv.levels import StreamingLevel
 
 GROUPS = ("workflow", "cluster", "model", "strategy", "transport", "workload", "store", "experiment")
 NEEDS = {
@@ -101,3 +103,7 @@ def test_the_experiment_over_splits_is_a_sweep_of_four_valid_jobs(hydra: Compose
     assert sorted((depth["prompt"], depth["token"]) for depth in depths) == [(1, 1), (1, 2), (2, 1), (2, 2)]
     for job in jobs:
         validate(composed(hydra, *job))
+
+
+def test_the_streaming_levels_that_can_be_declared_are_those_of_the_library() -> None:
+    assert [level.value for level in Streaming] == [level.value for level in StreamingLevel]
