@@ -6,14 +6,15 @@ from typing import Literal
 
 import msgspec
 
-from dejavu.ids import IncarnationId, WorkerName
+from dejavu.ids import Epoch, IncarnationId, WorkerName
 from dejavu.kv.layout import LayerRange
 
 MemberState = Literal["starting", "ready", "serving", "draining"]
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A live worker. ``starting``: alive, perhaps still loading; ``ready``: its stage is built; ``serving``: linked."""
+    """A live worker. ``starting``: alive, perhaps still loading; ``ready``: its stage is built, or it
+    waits on standby; ``serving``: linked."""
 
     name: WorkerName
     incarnation: IncarnationId
@@ -28,6 +29,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pipeline: str | None = None
     stage: int | None = None
     layers: LayerRange | None = None
+    epoch: Epoch | None = None
+    """Of the plan in which it has this place."""
     problem: str | None = None
     """Why the worker cannot go on, said before it exits."""
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dejavu.control.layers import balanced_layers, explicit_layers
-from dejavu.control.plan import Mode, Pipeline, PipelineKind, Place, Plan, Scheduling, Stage, StreamTarget
+from dejavu.control.plan import (
+    Mode,
+    Pipeline,
+    PipelineKind,
+    Place,
+    Plan,
+    RecoveryTier,
+    Scheduling,
+    Stage,
+    StreamTarget,
+)
 from dejavu.errors import ConfigError, InfeasibleError
 from dejavu.ids import Epoch, WorkerName
 from dejavu.kv.layout import LayerRange
@@ -44,6 +54,10 @@ class Declared:
     timeout_s: float = 60.0
     streaming: StreamingLevel = StreamingLevel.full
     stream_to: StreamTarget | None = None
+    replication: int = 0
+    recovery: RecoveryTier = "replica"
+    num_standby: int = 0
+    """Workers without a place, named after those that have one."""
 
     @property
     def depths(self) -> tuple[tuple[PipelineKind, int], ...]:
@@ -55,8 +69,13 @@ class Declared:
 
     @property
     def num_needed(self) -> int:
-        """Workers that the strategy needs."""
+        """Workers that the strategy gives a place."""
         return sum(depth for _, depth in self.depths)
+
+    @property
+    def ring_depth(self) -> int:
+        """Stages of the pipeline that keeps rows."""
+        return self.colocated_depth if self.mode == "colocated" else self.token_depth
 
 
 def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
@@ -67,6 +86,7 @@ def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
         InfeasibleError: a stage does not fit the declared device memory; bytes named.
     """
     _check_workers(declared)
+    _check_replication(declared)
     plan = Plan(
         epoch=epoch,
         mode=declared.mode,
@@ -80,15 +100,19 @@ def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
         timeout_s=declared.timeout_s,
         streaming=declared.streaming,
         stream_to=declared.stream_to,
+        replication=declared.replication,
+        recovery=declared.recovery,
+        standby=tuple(WorkerName(f"w{declared.num_needed + number}") for number in range(declared.num_standby)),
     )
     if declared.device_memory_bytes is not None:
-        _check_memory(plan, declared.device_memory_bytes)
+        check_memory(plan, declared.device_memory_bytes)
     return plan
 
 
 def check_shape(declared: Declared, num_layers: int) -> None:
     """Workers, depths and explicit ranges fit each other and a model of so many layers. Raises ConfigError."""
     _check_workers(declared)
+    _check_replication(declared)
     for kind, depth in declared.depths:
         if kind == "memory":
             continue
@@ -123,8 +147,29 @@ def stage_memory(plan: Plan, place: Place) -> StageMemory:
     )
 
 
+def last_extra(kind: PipelineKind, model: ModelSpec) -> float:
+    """Work of the last stage beside its layers, in layers, when a pipeline of that kind is cut."""
+    head_layers = model.head_parameters / max(model.layer_parameters, 1)
+    return {"prompt": 0.0, "token": head_layers, "colocated": head_layers * _COLOCATED_HEAD_SHARE, "memory": 0.0}[kind]
+
+
+def check_memory(plan: Plan, device_memory_bytes: int) -> None:
+    """Every stage fits so much device memory. Raises InfeasibleError naming the stage and the bytes."""
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            need = stage_memory(plan, Place(pipeline=pipeline, stage=stage))
+            if need.total_bytes > device_memory_bytes:
+                raise InfeasibleError(
+                    f"infeasible: {pipeline.kind} stage {stage.index} (layers [{stage.layers.start}, "
+                    f"{stage.layers.stop})) needs {_mib(need.total_bytes)} ({_mib(need.weight_bytes)} weights, "
+                    f"{_mib(need.kv_bytes)} KV), but cluster.device_memory_gb gives {_mib(device_memory_bytes)}\n"
+                    "use more stages, fewer rows (strategy.microbatch, strategy.in_flight) or a lower model.max_length"
+                )
+
+
 def _check_workers(declared: Declared) -> None:
-    if declared.num_workers is not None and declared.num_workers < declared.num_needed:
+    needed = declared.num_needed + declared.num_standby
+    if declared.num_workers is not None and declared.num_workers < needed:
         parts = (
             f"strategy.stages={declared.colocated_depth}"
             if declared.mode == "colocated"
@@ -132,42 +177,47 @@ def _check_workers(declared: Declared) -> None:
         )
         if declared.stream_to == "memory":
             parts += " and one for strategy.stream_to=memory"
+        if declared.num_standby:
+            parts += f" and strategy.standby={declared.num_standby}"
         raise ConfigError(
-            f"{parts} need {declared.num_needed} workers, but cluster.num_workers={declared.num_workers}; "
-            f"give at least {declared.num_needed} or make the pipelines shorter"
+            f"{parts} need {needed} workers, but cluster.num_workers={declared.num_workers}; "
+            f"give at least {needed} or make the pipelines shorter"
+        )
+
+
+def _check_replication(declared: Declared) -> None:
+    if not 0 <= declared.replication < declared.ring_depth:
+        raise ConfigError(
+            f"strategy.replication={declared.replication}: must be from 0 to {declared.ring_depth - 1}, "
+            f"for a pipeline of {declared.ring_depth}"
         )
 
 
 def _pipelines(declared: Declared, model: ModelSpec) -> tuple[Pipeline, ...]:
-    head_layers = model.head_parameters / max(model.layer_parameters, 1)
     memory: tuple[Pipeline, ...] = ()
     if declared.stream_to == "memory":
         memory = (_memory(declared, model, declared.num_needed - 1),)
     if declared.mode == "colocated":
-        extra = head_layers * _COLOCATED_HEAD_SHARE
-        return (_pipeline(declared, model, "colocated", declared.colocated_depth, 0, extra), *memory)
+        return (_pipeline(declared, model, "colocated", declared.colocated_depth, 0), *memory)
     return (
-        _pipeline(declared, model, "prompt", declared.prompt_depth, 0, 0.0),
-        _pipeline(declared, model, "token", declared.token_depth, declared.prompt_depth, head_layers),
+        _pipeline(declared, model, "prompt", declared.prompt_depth, 0),
+        _pipeline(declared, model, "token", declared.token_depth, declared.prompt_depth),
         *memory,
     )
 
 
 def _memory(declared: Declared, model: ModelSpec, worker: int) -> Pipeline:
     """One stage that can hold a copy of every row of the token stages."""
-    depth = declared.colocated_depth if declared.mode == "colocated" else declared.token_depth
     return Pipeline(
         kind="memory",
         stages=(Stage(worker=WorkerName(f"w{worker}"), index=0, layers=LayerRange(0, model.num_layers)),),
         microbatch_rows=declared.token_rows,
-        in_flight=declared.in_flight or depth,
+        in_flight=declared.in_flight or declared.ring_depth,
     )
 
 
-def _pipeline(
-    declared: Declared, model: ModelSpec, kind: PipelineKind, depth: int, first_worker: int, last_extra: float
-) -> Pipeline:
-    ranges = _cut(declared, model.num_layers, kind, depth, last_extra)
+def _pipeline(declared: Declared, model: ModelSpec, kind: PipelineKind, depth: int, first_worker: int) -> Pipeline:
+    ranges = _cut(declared, model.num_layers, kind, depth, last_extra(kind, model))
     in_flight = 1 if kind == "prompt" else declared.in_flight or depth
     return Pipeline(
         kind=kind,
@@ -180,28 +230,13 @@ def _pipeline(
     )
 
 
-def _cut(
-    declared: Declared, num_layers: int, kind: PipelineKind, depth: int, last_extra: float
-) -> tuple[LayerRange, ...]:
+def _cut(declared: Declared, num_layers: int, kind: PipelineKind, depth: int, extra: float) -> tuple[LayerRange, ...]:
     key = {"prompt": "strategy.split.prompt", "token": "strategy.split.token", "colocated": "strategy.stages"}[kind]
     subject = f"{key}={depth}"
     explicit = declared.token_layers if kind == "token" else declared.prompt_layers
     if explicit is not None:
         return explicit_layers(explicit, num_layers, depth, subject)
-    return balanced_layers(num_layers, depth, last_extra=last_extra, subject=subject)
-
-
-def _check_memory(plan: Plan, device_memory_bytes: int) -> None:
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            need = stage_memory(plan, Place(pipeline=pipeline, stage=stage))
-            if need.total_bytes > device_memory_bytes:
-                raise InfeasibleError(
-                    f"infeasible: {pipeline.kind} stage {stage.index} (layers [{stage.layers.start}, "
-                    f"{stage.layers.stop})) needs {_mib(need.total_bytes)} ({_mib(need.weight_bytes)} weights, "
-                    f"{_mib(need.kv_bytes)} KV), but cluster.device_memory_gb gives {_mib(device_memory_bytes)}\n"
-                    "use more stages, fewer rows (strategy.microbatch, strategy.in_flight) or a lower model.max_length"
-                )
+    return balanced_layers(num_layers, depth, last_extra=extra, subject=subject)
 
 
 def _mib(num_bytes: int) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dejavu.ids import Epoch, WorkerName
+from dejavu.ids import Epoch, IncarnationId, WorkerName
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.levels import StreamingLevel
 from dejavu.models.spec import ModelSpec
@@ -16,6 +16,9 @@ PipelineKind = Literal["prompt", "token", "colocated", "memory"]
 StreamTarget = Literal["memory", "disk"]
 Mode = Literal["colocated", "disaggregated"]
 Scheduling = Literal["row", "microbatch"]
+RecoveryTier = Literal["replica", "recompute", "restart"]
+"""Where a row's KV comes from after a failure: from a copy; from its prompt and the tokens so far, as one prompt; or
+from its prompt alone, token by token again (what serving without recovery does)."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.is_last else self.pipeline.stages[self.stage.index + 1].worker
 
 
+class Fenced(msgspec.Struct, frozen=True, kw_only=True):
+    """An incarnation that was declared dead: if it lives after all, it must not act for its name any more."""
+
+    worker: WorkerName
+    incarnation: IncarnationId
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan in force. A worker learns its role from it and from nothing else."""
 
@@ -89,6 +99,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How KV leaves a stage."""
     stream_to: StreamTarget | None = None
     """Where the stages that keep rows send a copy of prompts and of every step; None: nowhere."""
+    replication: int = 0
+    """So many successors of each stage that keeps rows hold a copy of them."""
+    recovery: RecoveryTier = "replica"
+    """The best tier that a repair may use; where a copy is missing, the row is recomputed."""
+    standby: tuple[WorkerName, ...] = ()
+    """Workers without a place that wait, loaded, for somebody to die."""
+    fenced: tuple[Fenced, ...] = ()
+    """Incarnations that were declared dead, the latest last."""
 
     @property
     def prompt_pipeline(self) -> Pipeline:
@@ -99,6 +117,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def token_pipeline(self) -> Pipeline:
         """The pipeline that generates tokens."""
         return self._of("token")
+
+    @property
+    def is_replicated(self) -> bool:
+        """True when some stage holds copies of other stages' rows."""
+        return self.replication > 0 or bool(self.memory_stages)
+
+    def successors_of(self, worker: WorkerName) -> tuple[Stage, ...]:
+        """The stages that hold copies of this worker's rows: x+1, x+2, ... of the ring (DejaVu §4.2.3)."""
+        return self._around(worker, 1)
+
+    def predecessors_of(self, worker: WorkerName) -> tuple[Stage, ...]:
+        """The stages whose rows this worker holds copies of, nearest first."""
+        return self._around(worker, -1)
+
+    def _around(self, worker: WorkerName, direction: int) -> tuple[Stage, ...]:
+        stages = self.token_pipeline.stages
+        at = next((stage.index for stage in stages if stage.worker == worker), None)
+        if at is None:
+            return ()
+        return tuple(stages[(at + direction * away) % len(stages)] for away in range(1, self.replication + 1))
 
     @property
     def memory_stages(self) -> tuple[Stage, ...]:
@@ -113,7 +151,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workers(self) -> tuple[WorkerName, ...]:
-        """Every worker that the plan names, once."""
+        """Every worker that the plan gives a place, once; not those on standby."""
         return tuple(stage.worker for pipeline in self.pipelines for stage in pipeline.stages)
 
     def place_of(self, worker: WorkerName) -> Place | None:
@@ -125,7 +163,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def peers_of(self, worker: WorkerName) -> tuple[WorkerName, ...]:
-        """The workers to which ``worker`` sends: activations, KV, tokens, readiness of rows, wishes for KV again."""
+        """The workers to which ``worker`` sends: activations, KV, copies, tokens, readiness, wishes for KV again."""
         place = self.place_of(worker)
         if place is None:
             return ()
@@ -142,7 +180,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 peers += _holders(self.memory_stages, layers)
             case "memory":
                 peers += _holders(self.token_pipeline.stages, layers)
-        return tuple(dict.fromkeys(peers))
+        peers += [stage.worker for stage in (*self.successors_of(worker), *self.predecessors_of(worker))]
+        return tuple(name for name in dict.fromkeys(peers) if name != worker)
 
 
 def _holders(stages: tuple[Stage, ...], layers: LayerRange) -> list[WorkerName]:

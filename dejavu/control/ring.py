@@ -32,6 +32,10 @@ class AdmittedRow(msgspec.Struct, frozen=True, kw_only=True):
     num_generated: int
     limits: Limits
     sampling: Sampling = Sampling()
+    known: tuple[int, ...] = ()
+    """The tokens after ``token``, of a row that goes on from before its newest one: they are taken, not sampled."""
+    ready_stages: int | None = None
+    """Stages whose readiness this row needs; None: as many as any row of this ring."""
 
 
 class StepRow(msgspec.Struct, frozen=True, array_like=True):
@@ -111,6 +115,11 @@ class Ring:
             self._groups.append(_Group(rows=wanted, since_s=now_s))
             self._join()
 
+    def resume_at(self, steps: Mapping[int, int]) -> None:
+        """Each of the microbatches has finished so many steps before: the next one is numbered after them."""
+        for index, step in steps.items():
+            self._microbatches[index].step = step
+
     def row_ready(self, row_id: RowId, stage: int) -> None:
         """Stage ``stage`` holds the row's whole prompt KV. A word about a row that is gone is ignored."""
         if row_id in self._tombstones:
@@ -162,13 +171,13 @@ class Ring:
         for row_id, row in list(microbatch.live.items()):
             if row_id not in tokens:
                 raise InvalidTransition(f"step {step} of microbatch {microbatch_index} has no token for row {row_id}")
-            token, num_generated = tokens[row_id], row.num_generated + 1
+            token, num_generated = (*row.known, tokens[row_id])[0], row.num_generated + 1
             if row_id in microbatch.released or ending(token, num_generated, row.limits) is not None:
                 self._forget(row_id, microbatch)
                 gone.append(row_id)
             else:
                 microbatch.live[row_id] = msgspec.structs.replace(
-                    row, token=token, num_generated=num_generated, position=row.position + 1
+                    row, token=token, num_generated=num_generated, position=row.position + 1, known=row.known[1:]
                 )
         self._join()
         return tuple(gone)
@@ -179,13 +188,13 @@ class Ring:
             row_id
             for group in self._groups
             if group.since_s < before_s
-            for row_id in group.rows
-            if not self._is_ready(row_id)
+            for row_id, row in group.rows.items()
+            if not self._is_ready(row)
         )
 
     def _join(self) -> None:
         for group in list(self._groups):
-            if all(self._is_ready(row_id) for row_id in group.rows):
+            if all(map(self._is_ready, group.rows.values())):
                 self._groups.remove(group)
                 for row in group.rows.values():
                     self._microbatches[row.microbatch].joining.append(row)
@@ -194,8 +203,9 @@ class Ring:
                 microbatch.live.update({row.row_id: row for row in microbatch.joining})
                 microbatch.joining.clear()
 
-    def _is_ready(self, row_id: RowId) -> bool:
-        return len(self._ready.get(row_id, ())) >= self._num_ready_stages
+    def _is_ready(self, row: AdmittedRow) -> bool:
+        needed = self._num_ready_stages if row.ready_stages is None else row.ready_stages
+        return len(self._ready.get(row.row_id, ())) >= needed
 
     def _microbatch_of(self, row_id: RowId) -> _Microbatch | None:
         for microbatch in self._microbatches:

@@ -25,7 +25,9 @@ def summary(plan: Plan) -> Mapping[str, object]:
         "streaming": plan.streaming.value,
         "stream_to": plan.stream_to,
         "swapping": False,
-        "replication": 0,
+        "replication": plan.replication,
+        "recovery": plan.recovery,
+        "standby": list(plan.standby),
         "predicted": {
             "rows": plan.token_pipeline.num_rows,
             "kv_bytes_per_row": model.layout.row_bytes(model.num_layers),

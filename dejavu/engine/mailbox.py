@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 import msgspec
 
+from dejavu.control.plan import Plan
 from dejavu.engine.messages import CONTROL, AnyMessage, decode
-from dejavu.ids import Epoch, RowId
+from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.chunk import ChunkHeader
 from dejavu.transport.base import Hello, Inbound
 
@@ -62,7 +63,22 @@ class Wake:
     """Somebody outside wants the main thread to look up (a signal, a timer)."""
 
 
-Event: TypeAlias = Received | RowsLanded | RowsSpoilt | ChunksSpoilt | PeerLost | Wake
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFenced:
+    """A new plan is in force: nothing of the old epoch is taken any more. For the controller."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFormed:
+    """Every worker of the plan serves in its epoch and can be linked to. For the controller."""
+
+    plan: Plan
+    addresses: Mapping[WorkerName, str]
+
+
+Event: TypeAlias = Received | RowsLanded | RowsSpoilt | ChunksSpoilt | PeerLost | Wake | ClusterFenced | ClusterFormed
 
 
 class Mailbox:

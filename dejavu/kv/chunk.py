@@ -45,12 +45,21 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """K and V, or one of them (only where a transfer is one contiguous piece of a cache)."""
 
 
+class StepMark(msgspec.Struct, frozen=True, array_like=True):
+    """One step of one token microbatch, at the stage that made these cells (DejaVu §4.2.3)."""
+
+    microbatch: int
+    step: int
+
+
 class KvMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="kv"):
     """The header of a message of KV: its payload is the chunks' payloads, one after the other."""
 
     cluster: str
     epoch: Epoch
     chunks: tuple[ChunkHeader, ...]
+    step: StepMark | None = None
+    """What the receiver may acknowledge when these chunks have landed; on the last message of a step alone."""
 
     @property
     def num_bytes(self) -> int:

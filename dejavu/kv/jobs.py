@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from dejavu.ids import RowId
+from dejavu.kv.chunk import StepMark
 from dejavu.kv.device import Mark
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
@@ -71,6 +72,8 @@ class RowsJob:
     layers: LayerRange
     after: Mark
     made_by: Pass
+    mark: StepMark | None = None
+    """The step that made the cells, for whoever acknowledges it."""
 
     @property
     def row_ids(self) -> tuple[RowId, ...]:

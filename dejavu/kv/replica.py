@@ -23,7 +23,7 @@ from dejavu.kv.coverage import Coverage
 from dejavu.kv.flush import bytes_tensor
 from dejavu.kv.gate import Gate, Judged
 from dejavu.kv.landing import LandingMemory
-from dejavu.kv.layout import KvLayout
+from dejavu.kv.layout import KvLayout, LayerRange
 from dejavu.kv.pool import TORCH_DTYPES
 from dejavu.kv.route import Holding
 from dejavu.kv.stream import LandedRow
@@ -95,6 +95,15 @@ class ReplicaStore:
             with self._lock:
                 self._accept(judged, tally)
         return tally.result()
+
+    def renew(self, epoch: Epoch) -> None:
+        """Chunks of this epoch are taken from now on, and of no other; what is here stays."""
+        self._gate = replace(self._gate, epoch=epoch)
+
+    @property
+    def layers(self) -> LayerRange:
+        """The layers whose cells are kept here."""
+        return self._holding.layers
 
     def length(self, row_id: RowId) -> int:
         """So many positions of the row, from 0 on, are here in all layers and heads; 0 for a row that is not."""

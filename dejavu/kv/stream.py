@@ -5,7 +5,7 @@ Shape legend: B rows of a pass, L layers, C the pair (K, V), H kv heads, T posit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dejavu.ids import Epoch, RowId
-from dejavu.kv.chunk import KvMessage, encode_message
+from dejavu.kv.chunk import KvMessage, StepMark, encode_message
 from dejavu.kv.device import Copier, CpuCopier, Mark
 from dejavu.kv.flush import Destination, RemoteMemory, Sender, flush
 from dejavu.kv.layout import LayerRange
@@ -91,10 +91,12 @@ def stream_out_rows(
     copier: Copier | None = None,
     after: Mark = None,
     timeout_s: float = 60.0,
+    mark: StepMark | None = None,
 ) -> Streamed:
     """Positions of some of the pool's rows, in all its layers or in ``layers``, are on their way to their owners.
 
-    A step of a microbatch is one position of each of its rows. As ``stream_out`` otherwise.
+    A step of a microbatch is one position of each of its rows; ``mark`` names it and goes with the last message to
+    each owner. As ``stream_out`` otherwise.
     Raises IndexError for cells outside the pool as well.
     """
     layers = layers or setup.source.layers
@@ -102,11 +104,13 @@ def stream_out_rows(
     owners = owners_of(source, setup.targets) if all(row.span.length == 1 for row in rows) else None
     if owners is None:
         by_owner = pool_regions(pool, rows, setup, layers)
-        return stream_regions(by_owner, setup, staging, sender, copier=copier, after=after, timeout_s=timeout_s)
+        return stream_regions(
+            by_owner, setup, staging, sender, copier=copier, after=after, timeout_s=timeout_s, mark=mark
+        )
     cells = [(row.span.row_id, row.row_index, row.span.start) for row in rows]
     handed = _HandedOver()
     for owner, owned_layers, heads in owners:
-        for staged in scatter_step(
+        messages = scatter_step(
             pool,
             cells,
             staging,
@@ -117,8 +121,8 @@ def stream_out_rows(
             copier=copier or CpuCopier(),
             after=after,
             timeout_s=timeout_s,
-        ):
-            handed.over(staged, setup, RemoteMemory(owner=owner, sender=sender))
+        )
+        handed.all_over(messages, setup, RemoteMemory(owner=owner, sender=sender), mark)
     return handed.streamed()
 
 
@@ -163,6 +167,7 @@ def stream_regions(
     copier: Copier | None = None,
     after: Mark = None,
     timeout_s: float = 60.0,
+    mark: StepMark | None = None,
 ) -> Streamed:
     """Every region is on its way to its owner, gathered into few messages.
 
@@ -174,7 +179,7 @@ def stream_regions(
         destination = RemoteMemory(owner=owner, sender=sender)
         batches = [regions] if merged else [[piece] for region in regions for piece in region.pieces()]
         for batch in batches:
-            for staged in scatter(
+            messages = scatter(
                 batch,
                 staging,
                 cluster=setup.cluster,
@@ -183,10 +188,12 @@ def stream_regions(
                 copier=copier,
                 after=after,
                 timeout_s=timeout_s,
-            ):
-                sent = handed.over(staged, setup, destination)
-                if not merged:
-                    _await(sent, staged.num_bytes, timeout_s)
+            )
+            if merged:
+                handed.all_over(messages, setup, destination, mark)
+                continue
+            for staged in messages:
+                _await(handed.over(staged, setup, destination), staged.num_bytes, timeout_s)
     return handed.streamed()
 
 
@@ -204,9 +211,32 @@ class _HandedOver:
         self._num_chunks = 0
         self._num_bytes = 0
 
-    def over(self, staged: Staged, setup: StreamSetup, destination: Destination) -> Future[None]:
+    def all_over(
+        self, messages: Iterator[Staged], setup: StreamSetup, destination: Destination, mark: StepMark | None
+    ) -> None:
+        """The messages are on their way, the last one with the mark."""
+        if mark is None:
+            for staged in messages:
+                self.over(staged, setup, destination)
+            return
+        last = next(messages, None)
+        if last is None:
+            return
+        try:
+            for staged in messages:
+                # Its place is taken first: should handing over fail, the buffer that is still held is the new one.
+                before, last = last, staged
+                self.over(before, setup, destination)
+        except BaseException:
+            last.buffer.release()
+            raise
+        self.over(last, setup, destination, mark)
+
+    def over(
+        self, staged: Staged, setup: StreamSetup, destination: Destination, mark: StepMark | None = None
+    ) -> Future[None]:
         """The message is on its way."""
-        sent = flush_staged(staged, setup.cluster, setup.epoch, destination)
+        sent = flush_staged(staged, setup.cluster, setup.epoch, destination, mark)
         self._sends.append(sent)
         self._num_chunks += len(staged.chunks)
         self._num_bytes += staged.num_bytes
@@ -217,10 +247,12 @@ class _HandedOver:
         return Streamed(sends=tuple(self._sends), num_chunks=self._num_chunks, num_bytes=self._num_bytes)
 
 
-def flush_staged(staged: Staged, cluster: str, epoch: Epoch, destination: Destination) -> Future[None]:
+def flush_staged(
+    staged: Staged, cluster: str, epoch: Epoch, destination: Destination, mark: StepMark | None = None
+) -> Future[None]:
     """A staged message is on its way; its buffer goes back to the ring as the returned future resolves."""
     try:
-        header = encode_message(KvMessage(cluster=cluster, epoch=epoch, chunks=staged.chunks))
+        header = encode_message(KvMessage(cluster=cluster, epoch=epoch, chunks=staged.chunks, step=mark))
         sent = flush(header, staged.payload, destination)
     except BaseException:
         staged.buffer.release()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dejavu.clock import Clock, SystemClock
 from dejavu.ids import RowId
+from dejavu.kv.chunk import StepMark
 from dejavu.kv.device import Copier, CpuCopier
 from dejavu.kv.flush import Sender
 from dejavu.kv.job_queue import JobQueue
@@ -43,6 +44,8 @@ class Streamer:
     failed, on any thread, and must return at once; so must ``on_span``.
 
     Args:
+        patience_s: how long a step's cells wait for a free buffer before they are reported as failed; None: as long
+            as everything else.
         retain_bytes: so much of the prompt layers that were sent last is kept for receivers that ask again.
     """
 
@@ -60,6 +63,7 @@ class Streamer:
         max_queued_jobs: int = 4,
         retain_bytes: int = 0,
         timeout_s: float = 60.0,
+        patience_s: float | None = None,
     ) -> None:
         self._setup = setup
         self._staging = staging
@@ -70,6 +74,7 @@ class Streamer:
         self._clock = clock or SystemClock()
         self._account = StreamAccount(self._clock, on_span)
         self._timeout_s = timeout_s
+        self._patience_s = timeout_s if patience_s is None else patience_s
         self._queue = JobQueue(max_queued_jobs)
         self._held: list[StreamJob] = []
         self._retained = RetainedLayers(retain_bytes)
@@ -98,12 +103,21 @@ class Streamer:
         self._take(LayerJob(layer=layer, keys_BHTD=keys_BHTD, values_BHTD=values_BHTD, rows=tuple(rows), after=after))
 
     def submit_rows(
-        self, pool: KvPool, rows: Sequence[PoolRow], *, made_by: Pass, layers: LayerRange | None = None
+        self,
+        pool: KvPool,
+        rows: Sequence[PoolRow],
+        *,
+        made_by: Pass,
+        layers: LayerRange | None = None,
+        mark: StepMark | None = None,
     ) -> None:
-        """Positions of the pool's rows will leave; ``settle`` before others are written there. See ``submit``."""
+        """Positions of the pool's rows will leave; ``settle`` before others are written there. See ``submit``.
+
+        ``mark`` goes with the last message of the job.
+        """
         layers = layers or self._setup.source.layers
         after = self._copier.mark()
-        self._take(RowsJob(pool=pool, rows=tuple(rows), layers=layers, after=after, made_by=made_by))
+        self._take(RowsJob(pool=pool, rows=tuple(rows), layers=layers, after=after, made_by=made_by, mark=mark))
 
     def end_pass(self) -> None:
         """The prompt pass is over: what its level sends only now has been sent, or has been reported as failed."""
@@ -233,7 +247,8 @@ class Streamer:
                 layers=job.layers,
                 copier=self._copier,
                 after=job.after,
-                timeout_s=self._timeout_s,
+                timeout_s=self._patience_s if job.made_by == "step" else self._timeout_s,
+                mark=job.mark,
             )
         streamed = stream_regions(
             merged_regions(jobs, self._setup),

@@ -46,6 +46,7 @@ class StageModel:
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
         self._family = families.FAMILIES[spec.family]
         self._parts = parts
+        self._config = config
         self._layers = [parts[layer_part(layer)] for layer in layers.indices]
         self._windows = [families.window_of(config, layer) for layer in layers.indices]
         self._slopes_H = attention.alibi_slopes(spec.num_heads, device) if self._family.uses_alibi else None
@@ -58,6 +59,18 @@ class StageModel:
         config = families.read_config(Path(spec.folder))
         place = torch.device(device)
         return cls(spec=spec, layers=layers, parts=load_parts(spec, layers, place, config), config=config, device=place)
+
+    def part(self, layers: LayerRange) -> StageModel:
+        """A stage of some of these layers that shares this one's weights: nothing is loaded or copied.
+
+        Raises ConfigError for layers that are not here, or an end of the model whose embedding or head is not.
+        """
+        inside = self.layers.start <= layers.start < layers.stop <= self.layers.stop
+        if not inside:
+            raise ConfigError(
+                f"layers [{layers.start}, {layers.stop}) are not all among [{self.layers.start}, {self.layers.stop})"
+            )
+        return StageModel(spec=self.spec, layers=layers, parts=self._parts, config=self._config, device=self.device)
 
     @property
     def first(self) -> bool:
