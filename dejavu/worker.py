@@ -1,7 +1,8 @@
 """A worker process: ``python -m dejavu.worker``, its spec as one JSON line on standard input.
 
-It registers, learns its role from the plan, builds its stage, links to its peers and serves until it is told to
-stop or its launcher is gone. Heavy imports come after the registration, so that a slow start is seen as a start.
+It registers, learns its role from the plan, builds its stage, links to its peers and serves: in one epoch after the
+other, until it is told to stop, declared dead, or its launcher is gone. Heavy imports come after the registration, so
+that a slow start is seen as a start. Further lines on standard input are faults that a test or a user injects.
 """
 
 from __future__ import annotations
@@ -13,28 +14,49 @@ import signal
 import sys
 import threading
 import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dejavu.clock import SystemClock
 from dejavu.control.member import Member, MemberState, encode_json
 from dejavu.control.plan import Place, Plan
 from dejavu.engine.cluster_view import ClusterView
+from dejavu.engine.injected import InjectedFaults
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
 from dejavu.engine.peers import CONTROLLER, Peers
 from dejavu.engine.worker_spec import WorkerSpec, decode_worker_spec
 from dejavu.errors import DejavuError, Fatal
-from dejavu.ids import IncarnationId, WorkerName
+from dejavu.ids import Epoch, IncarnationId, WorkerName
 from dejavu.report.logs import WorkerLog
-from dejavu.report.spans import SpanRecorder
 from dejavu.store.keys import Keys
 from dejavu.store.lease import LeaseKeeper
-from dejavu.transport.base import Hello
+from dejavu.transport.base import Hello, TransportError
 from dejavu.transport.factory import make_transport
+
+if TYPE_CHECKING:
+    from dejavu.engine.build import BuiltStage
+    from dejavu.engine.kept import Kept
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 3.0
+_CONNECT_TIMEOUT_S = 5.0
+"""Of one try: a peer may die or freeze while it is connected to, and a newer plan must be seen soon."""
+
+
+class _Superseded(Exception):
+    """A newer plan is in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """What a plan wants of this worker: a place, or to stand by."""
+
+    plan: Plan | None
+    place: Place | None
 
 
 class WorkerProcess:
@@ -47,6 +69,7 @@ class WorkerProcess:
         self._incarnation = IncarnationId(uuid.uuid4().hex[:12])
         self._clock = SystemClock()
         self._plan: Plan | None = None
+        self._served_epoch: Epoch | None = None
         self._is_stopping = False
         self._mailbox = Mailbox(
             cluster=spec.cluster,
@@ -58,7 +81,8 @@ class WorkerProcess:
         self._keeper = LeaseKeeper(
             spec.store, spec.lease_ttl_s, {self._keys.worker(spec.name): encode_json(self._member("starting"))}
         )
-        self._view = ClusterView(spec.store, self._keys)
+        self._view = ClusterView(spec.store, self._keys, lambda: self._mailbox.post(Wake()))
+        self._faults = InjectedFaults(self._mailbox, self._view, self._keeper)
 
     def run(self) -> None:
         """The worker has served and been told to stop. Raises DejavuError when it cannot go on."""
@@ -70,6 +94,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Lease, links, threads and port are gone."""
+        self._faults.close()
         self._view.close()
         logger.debug("the watch has ended")
         self._keeper.close()
@@ -77,43 +102,81 @@ class WorkerProcess:
         self._transport.close(_CLOSE_TIMEOUT_S)
         logger.info("ended")
 
+    def inject(self, line: bytes) -> None:
+        """The fault in this line has been brought about, or logged as unreadable."""
+        self._faults.obey(line)
+
     def ask_to_stop(self) -> None:
         """The main thread will end as soon as it looks up. Safe in a signal handler."""
         self._is_stopping = True
         self._mailbox.post(Wake())
 
     def _serve(self) -> None:
-        plan, place = self._view.wait_for(self._find_place, "a plan for this worker", self._spec.start_timeout_s)
-        self._plan = plan
-        self._log.set_epoch(plan.epoch)
-        logger.info("%s stage %d of epoch %d", place.pipeline.kind, place.stage.index, plan.epoch)
-        recorder = SpanRecorder(self._clock)
-        from dejavu.engine.build import build_stage, load_stage  # torch and transformers: seconds
+        role = self._view.wait_for(self._find_role, "a plan for this worker", self._spec.start_timeout_s)
+        from dejavu.engine.build import load_stage, load_whole, new_kept  # torch and transformers: seconds
 
-        loaded = load_stage(plan, place, recorder)
-        self._register("ready", place)
-        peers = self._connect(plan)
-        stage = build_stage(
-            name=self._spec.name,
-            cluster=self._spec.cluster,
-            plan=plan,
-            place=place,
-            loaded=loaded,
-            mailbox=self._mailbox,
-            peers=peers,
-            recorder=recorder,
-            clock=self._clock,
-            is_asked_to_stop=lambda: self._is_stopping,
-            kv_folder=None if self._spec.kv_folder is None else Path(self._spec.kv_folder),
-        )
+        kept = new_kept(self._clock)
+        self._faults.slows(kept)
+        while True:
+            plan, place = role.plan, role.place
+            assert plan is not None
+            self._log.set_epoch(plan.epoch)
+            if place is None:
+                load_whole(plan, kept)
+                self._register("ready")
+            else:
+                logger.info("%s stage %d of epoch %d", place.pipeline.kind, place.stage.index, plan.epoch)
+                load_stage(plan, place, kept)
+                self._serve_epoch(plan, place, kept)
+            self._served_epoch = plan.epoch
+            if place is not None and not self._is_superseded(plan):
+                return
+            # Without a deadline: somebody on standby may wait for ever, and a plan that has come has a role.
+            role = self._view.wait_for(self._find_next_role, "another plan", float("inf"))
+            if self._is_stopping:
+                return
+
+    def _serve_epoch(self, plan: Plan, place: Place, kept: Kept) -> None:
+        """The epoch is over: told to stop, or a newer plan is in force."""
+        from dejavu.engine.build import Surroundings, build_stage
+
+        self._mailbox.forget()
+        self._plan = plan
+        start_s = kept.recorder.now()
+        peers = self._make_peers(plan)
+        self._faults.cuts(peers)
+        stage: BuiltStage | None = None
         try:
+            self._register("ready", place)
+            self._connect(plan, peers)
+            surroundings = Surroundings(
+                name=self._spec.name,
+                cluster=self._spec.cluster,
+                mailbox=self._mailbox,
+                peers=peers,
+                clock=self._clock,
+                reach=partial(self._reach, plan, peers),
+                acknowledge=self._acknowledge,
+                is_asked_to_stop=lambda: self._is_stopping,
+                is_superseded=partial(self._is_superseded, plan),
+                kv_folder=None if self._spec.kv_folder is None else Path(self._spec.kv_folder),
+            )
+            stage = build_stage(surroundings, plan, place, kept)
             self._register("serving", place)
+            if self._served_epoch is not None:
+                kept.recorder.add("rejoin", "recover", start_s, kept.recorder.now() - start_s, epoch=plan.epoch)
             stage.engine.run()
+        except _Superseded:
+            logger.info("epoch %d is over before it began here", plan.epoch)
         finally:
-            stage.close()
+            if self._is_superseded(plan):
+                # Whatever still waits to be sent belongs to an epoch that nobody takes anything of.
+                peers.abort()
+            if stage is not None:
+                stage.close()
             peers.close(_CLOSE_TIMEOUT_S)
 
-    def _connect(self, plan: Plan) -> Peers:
+    def _make_peers(self, plan: Plan) -> Peers:
         hello = Hello(
             cluster=self._spec.cluster,
             name=self._spec.name,
@@ -121,32 +184,79 @@ class WorkerProcess:
             epoch=plan.epoch,
             fingerprint=plan.model.layout.fingerprint,
         )
-        peers = Peers(self._transport, hello, timeout_s=plan.timeout_s, on_failed=self._send_failed)
-        for name in plan.peers_of(self._spec.name):
-            ready = partial(self._ready_address, name)
-            address = self._view.wait_for(ready, f"worker {name}", self._spec.start_timeout_s)
-            peers.connect(name, address, timeout_s=plan.timeout_s)
-        controller = self._view.wait_for(self._view.controller, "the controller", self._spec.start_timeout_s)
-        peers.connect(CONTROLLER, controller.address, timeout_s=plan.timeout_s)
-        return peers
+        return Peers(self._transport, hello, timeout_s=plan.timeout_s, on_failed=self._send_failed)
 
-    def _find_place(self) -> tuple[Plan, Place] | None:
+    def _connect(self, plan: Plan, peers: Peers) -> None:
+        """Every peer of the plan is linked. Raises _Superseded as soon as there is a newer plan, else Fatal."""
+        for name in plan.peers_of(self._spec.name):
+            self._link(name, partial(self._ready_address, plan, name), plan, peers)
+        self._link(CONTROLLER, partial(self._controller_address, plan), plan, peers)
+
+    def _link(self, name: str, address_of: Callable[[], str | None], plan: Plan, peers: Peers) -> None:
+        deadline_s = self._clock.monotonic() + self._spec.start_timeout_s
+        while True:
+            address = self._view.wait_for(address_of, f"worker {name}", self._spec.start_timeout_s)
+            try:
+                peers.connect(name, address, timeout_s=min(plan.timeout_s, _CONNECT_TIMEOUT_S))
+                return
+            except TransportError as error:
+                # A peer that has just died, or is not that far yet; a newer plan will say so.
+                logger.warning("no link to %s yet: %s", name, error)
+                if self._clock.monotonic() >= deadline_s:
+                    raise
+
+    def _reach(self, plan: Plan, peers: Peers, name: WorkerName) -> None:
+        if name in peers.names or name == self._spec.name:
+            return
+        member = self._view.member(name)
+        if member is None:
+            raise TransportError("it is not registered", peer=name, phase="connect")
+        peers.connect(name, member.address, timeout_s=_CONNECT_TIMEOUT_S)
+
+    def _find_role(self) -> _Role | None:
+        """The newest plan that this worker has not served in, and its place there; None while there is no role."""
         self._check_stop()
         plan = self._view.plan()
-        place = None if plan is None else plan.place_of(self._spec.name)
-        return None if plan is None or place is None else (plan, place)
+        if plan is None or (self._served_epoch is not None and plan.epoch <= self._served_epoch):
+            return None
+        if any(one.incarnation == self._incarnation for one in plan.fenced):
+            raise Fatal(f"this incarnation was declared dead before epoch {plan.epoch}: another has its place")
+        place = plan.place_of(self._spec.name)
+        return _Role(plan, place) if place is not None or self._spec.name in plan.standby else None
 
-    def _ready_address(self, name: WorkerName) -> str | None:
-        self._check_stop()
+    def _find_next_role(self) -> _Role | None:
+        """As ``_find_role``; any role at all when this worker is to stop."""
+        return _Role(self._plan, None) if self._is_stopping else self._find_role()
+
+    def _is_superseded(self, plan: Plan) -> bool:
+        newest = self._view.plan()
+        return newest is not None and newest.epoch > plan.epoch
+
+    def _ready_address(self, plan: Plan, name: WorkerName) -> str | None:
+        self._check_epoch(plan)
         member = self._view.member(name)
-        return member.address if member is not None and member.state in ("ready", "serving") else None
+        is_there = member is not None and member.epoch == plan.epoch and member.state in ("ready", "serving")
+        return member.address if member is not None and is_there else None
+
+    def _controller_address(self, plan: Plan) -> str | None:
+        self._check_epoch(plan)
+        controller = self._view.controller()
+        return None if controller is None else controller.address
+
+    def _check_epoch(self, plan: Plan) -> None:
+        self._check_stop()
+        if self._is_superseded(plan):
+            raise _Superseded
+
+    def _acknowledge(self, pipeline: str, stage: int, value: bytes) -> None:
+        self._keeper.update(self._keys.acks(pipeline, stage), value)
 
     def _check_stop(self) -> None:
         if self._is_stopping:
             raise Fatal("asked to stop before serving")
 
-    def _send_failed(self, peer: str, reason: str) -> None:
-        self._mailbox.post(PeerLost(peer=peer, reason=reason))
+    def _send_failed(self, peer: str, reason: str, epoch: Epoch) -> None:
+        self._mailbox.post(PeerLost(peer=peer, reason=reason, epoch=epoch))
 
     def _register(self, state: MemberState, place: Place | None = None, *, problem: str | None = None) -> None:
         self._keeper.update(self._keys.worker(self._spec.name), encode_json(self._member(state, place, problem)))
@@ -164,6 +274,7 @@ class WorkerProcess:
             pipeline=None if place is None else place.pipeline.kind,
             stage=None if place is None else place.stage.index,
             layers=None if place is None else place.stage.layers,
+            epoch=None if place is None or self._plan is None else self._plan.epoch,
             problem=problem,
         )
 
@@ -208,8 +319,8 @@ def _read_line() -> bytes:
 def _stop_at_end_of_input(worker: WorkerProcess) -> None:
     """The launcher holds the other end for as long as it lives."""
     # Not through sys.stdin: a thread that waits inside its lock would break the interpreter's exit.
-    while os.read(0, 4096):
-        pass
+    while line := _read_line():
+        worker.inject(line)
     worker.ask_to_stop()
 
 

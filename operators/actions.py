@@ -1,10 +1,12 @@
-"""What operators can do to the cluster. Pure values; the loop carries them out."""
+"""What operators can do to the cluster. Pure values; the loop carries them out, in order."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dejavu.control.plan import Plan
 from dejavu.ids import WorkerName
 
 
@@ -15,7 +17,18 @@ class PutSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutPlan:
-    """The plan in force is to be in the store."""
+    """The plan is to be in the store, if the store still has what was seen there. A plan of a new epoch is a fence."""
+
+    plan: Plan
+    previous: bytes | None
+    """What was seen; None: no plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """The worker's process of ours is to end now, whatever it is doing."""
+
+    name: WorkerName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +36,43 @@ class StartWorker:
     """A process for this worker is to be started."""
 
     name: WorkerName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellFenced:
+    """The controller is to know that this plan is in force."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellFormed:
+    """The controller is to know that every worker of this plan serves, and where."""
+
+    plan: Plan
+    addresses: Mapping[WorkerName, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutJournal:
+    """The journal of this repair is to be in the store."""
+
+    number: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropJournal:
+    """The journal of this repair is to leave the store."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Say:
+    """People are to read this in the log."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,4 +90,16 @@ class FailRun:
     worker: WorkerName | None = None
 
 
-Action: TypeAlias = PutSpec | PutPlan | StartWorker | PutStatus | FailRun
+Action: TypeAlias = (
+    PutSpec
+    | PutPlan
+    | KillWorker
+    | StartWorker
+    | TellFenced
+    | TellFormed
+    | PutJournal
+    | DropJournal
+    | Say
+    | PutStatus
+    | FailRun
+)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
-import msgspec
+import grpc
 
 from dejavu.clock import Clock
 from dejavu.control.member import encode_json
 from dejavu.engine.cluster_view import ControllerEntry
 from dejavu.errors import ConfigError, Fatal
 from dejavu.store.client import StoreClient
-from dejavu.store.faults import StoreUnavailable
+from dejavu.store.faults import StoreUnavailable, is_lease_gone
 from dejavu.store.keys import Keys
 from dejavu.store.lease import LeaseKeeper
-from operators.observation import Observed, members_of
+from operators.observation import Observed, journals_of, members_of
 from operators.processes import Launcher
 
 logger = logging.getLogger(__name__)
@@ -23,13 +24,19 @@ _CLAIM_PAUSE_S = 0.1
 
 
 class StoreBoard:
-    """Everything that this controller writes lies on its lease, so nothing of it outlives the controller."""
+    """Everything that this controller writes lies on its lease, so nothing of it outlives the controller.
+
+    Spec, status and its own key are the keeper's to put again. The plan and the journals are not: the keeper writes
+    late and unconditionally, and could put an old plan over a newer one. They are written here, compare-and-swap, and a
+    look that misses them has them put again.
+    """
 
     def __init__(self, client: StoreClient, keeper: LeaseKeeper, keys: Keys) -> None:
         self._client = client
         self._keeper = keeper
         self._keys = keys
         self._was_reachable = True
+        self._own_key: bytes | None = None
 
     def claim(self, entry: ControllerEntry, clock: Clock, *, lease_ttl_s: float) -> None:
         """This process is the cluster's only controller. Waits for the lease of one that has died.
@@ -50,17 +57,20 @@ class StoreBoard:
                 )
             clock.sleep(_CLAIM_PAUSE_S)
         self._keeper.update(self._keys.controller, value)
+        self._own_key = value
 
     def observe(self, launcher: Launcher) -> Observed:
         """One look; members are None while the store cannot be read."""
-        exits, running = launcher.exits(), launcher.running()
+        exits, running, pids, is_ending = launcher.exits(), launcher.running(), launcher.pids(), launcher.is_stopping()
         try:
             snapshot = self._client.get_prefix(self._keys.prefix)
         except StoreUnavailable as error:
             if self._was_reachable:
                 logger.warning("the store is away; requests go on without it: %s", error)
             self._was_reachable = False
-            return Observed(members=None, plan=None, spec=None, running=running, exits=exits)
+            return Observed(
+                members=None, plan=None, spec=None, running=running, exits=exits, pids=pids, is_ending=is_ending
+            )
         if not self._was_reachable:
             logger.info("the store is back")
         self._was_reachable = True
@@ -71,17 +81,53 @@ class StoreBoard:
             spec=values.get(self._keys.spec),
             running=running,
             exits=exits,
+            pids=pids,
+            is_ending=is_ending,
+            own_key_present=self._own_key is None or values.get(self._keys.controller) == self._own_key,
+            losses=self._keeper.losses,
+            journals=journals_of(snapshot, self._keys),
         )
 
     def put_spec(self, value: bytes) -> None:
         """The declared state will be in the store."""
         self._keeper.update(self._keys.spec, value)
 
-    def put_plan(self, value: bytes) -> None:
-        """The plan will be in the store."""
-        logger.info("plan of epoch %s is put", msgspec.json.decode(value)["epoch"])
-        self._keeper.update(self._keys.plan, value)
+    def put_plan_if(self, previous: bytes | None, value: bytes) -> bool | None:
+        """True: the store had ``previous`` (None: no plan) and has this plan now. False: it has something else.
+
+        None: the store did not answer, or the lease is being granted anew; whether the plan is in shows the next look.
+        """
+        return self._swap(self._keys.plan, previous, value)
+
+    def put_journal(self, number: int, value: bytes) -> None:
+        """The journal of that repair is in the store, or the next look tries again."""
+        key = self._keys.repairs(number)
+        try:
+            entry = self._client.get(key)
+        except StoreUnavailable:
+            return
+        self._swap(key, None if entry is None else entry.value, value)
+
+    def drop_journal(self, number: int) -> None:
+        """The journal of that repair is not in the store, or the next look tries again."""
+        with contextlib.suppress(StoreUnavailable):
+            self._client.delete(self._keys.repairs(number))
 
     def put_status(self, value: bytes) -> None:
         """The conditions will be in the store."""
         self._keeper.update(self._keys.status, value)
+
+    def _swap(self, key: str, previous: bytes | None, value: bytes) -> bool | None:
+        try:
+            entry = self._client.get(key)
+            if (None if entry is None else entry.value) != previous:
+                return False
+            revision = 0 if entry is None else entry.mod_revision
+            return self._client.put_if(key, value, revision, lease_id=self._keeper.lease_id)
+        except StoreUnavailable as error:
+            logger.warning("%s could not be put: %s", key, error)
+        except grpc.RpcError as error:
+            if not is_lease_gone(error):
+                raise
+            logger.warning("%s could not be put: this controller's lease has run out", key)
+        return None

@@ -17,12 +17,27 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The time of a look by both clocks: waiting is measured by the monotonic one, people are told the wall's."""
+
+    monotonic_s: float
+    wall_s: float
+
+    def ago(self, then_s: float) -> float:
+        """The wall-clock time of a moment that the monotonic clock called ``then_s``."""
+        return self.wall_s - (self.monotonic_s - then_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
     """A worker process that this launcher owned has ended."""
 
     name: WorkerName
     status: int
     """Exit status; negative: the signal that ended it."""
+    pid: int
+    at_s: float
+    """Wall-clock time of its end."""
 
     @property
     def text(self) -> str:
@@ -38,8 +53,19 @@ class Observed:
     plan: bytes | None
     spec: bytes | None
     running: frozenset[WorkerName]
-    """Worker processes of ours that have been started and have not ended."""
+    """Workers whose newest process of ours was started and has not ended."""
     exits: tuple[ProcessExit, ...] = field(default=())
+    """Ends that nobody asked for, of the whole run, oldest first."""
+    pids: Mapping[WorkerName, int] = field(default_factory=dict)
+    """The newest process of each worker that was started, whether it runs or not."""
+    is_ending: bool = False
+    """The run is over: processes end because they were asked to."""
+    own_key_present: bool = True
+    """False when the store does not have this controller's own key: it has lost more than a worker."""
+    losses: int = 0
+    """How often this controller's own lease was lost so far."""
+    journals: Mapping[int, bytes] = field(default_factory=dict)
+    """Repair journals in the store."""
 
 
 def members_of(snapshot: Snapshot, keys: Keys) -> dict[WorkerName, Member]:
@@ -55,3 +81,9 @@ def members_of(snapshot: Snapshot, keys: Keys) -> dict[WorkerName, Member]:
             continue
         members[member.name] = member
     return members
+
+
+def journals_of(snapshot: Snapshot, keys: Keys) -> dict[int, bytes]:
+    """The repair journals by number; a key that is none of ours is left out."""
+    numbered = ((keys.repair_of(entry.key), entry.value) for entry in snapshot.entries)
+    return {number: value for number, value in numbered if number is not None}

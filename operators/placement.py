@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from dejavu.control.member import encode_json
+from dejavu.control.plan import Plan
 from operators.actions import Action, PutPlan, PutSpec
 from operators.observation import Observed
 
 
-def decide(spec: bytes, plan: bytes, observed: Observed) -> tuple[Action, ...]:
-    """Put what is missing or other than ours; nothing while the store cannot be read."""
+class _EpochOnly(msgspec.Struct, frozen=True):
+    """What must be known of any plan, however new: its epoch."""
+
+    epoch: int
+
+
+def decide(spec: bytes, plan: Plan, observed: Observed) -> tuple[Action, ...]:
+    """Put what is missing or other than ours; nothing while the store cannot be read.
+
+    ``plan`` is the newest one, in force or about to be. One of a newer epoch is left alone.
+    """
     if observed.members is None:
         return ()
     actions: list[Action] = []
     if observed.spec != spec:
         actions.append(PutSpec())
-    if observed.plan != plan:
-        actions.append(PutPlan())
+    if not is_in_store(plan, observed) and epoch_of(observed.plan) <= plan.epoch:
+        actions.append(PutPlan(plan=plan, previous=observed.plan))
     return tuple(actions)
+
+
+def is_in_store(plan: Plan, observed: Observed) -> bool:
+    """True when the last look found exactly this plan."""
+    return observed.plan == encode_json(plan)
+
+
+def epoch_of(value: bytes | None) -> int:
+    """The epoch of a plan's value; -1 for none and for one that is no plan."""
+    if value is None:
+        return -1
+    try:
+        return msgspec.json.decode(value, type=_EpochOnly).epoch
+    except msgspec.DecodeError:
+        return -1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -31,13 +32,31 @@ class Launcher(Protocol):
     """Brings worker processes up, here or elsewhere."""
 
     def start(self, name: WorkerName) -> None:
-        """A process for the worker is starting."""
+        """A new process for the worker is starting."""
+
+    def kill(self, name: WorkerName) -> None:
+        """The worker's newest process ends now; its end is not among ``exits``."""
+
+    def signal(self, name: WorkerName, signum: int) -> None:
+        """The worker's newest process has got the signal; what comes of it is seen like anything else."""
+
+    def tell(self, name: WorkerName, line: bytes) -> None:
+        """The worker's newest process will read one more line on its standard input."""
+
+    def pid_of(self, name: WorkerName) -> int | None:
+        """The worker's newest process, running or not."""
+
+    def pids(self) -> Mapping[WorkerName, int]:
+        """The newest process of every worker that was started."""
 
     def running(self) -> frozenset[WorkerName]:
-        """Workers whose process was started and has not ended."""
+        """Workers whose newest process was started and has not ended."""
 
     def exits(self) -> tuple[ProcessExit, ...]:
-        """Ends that nobody asked for."""
+        """Ends that nobody asked for, oldest first."""
+
+    def is_stopping(self) -> bool:
+        """True when processes end because the run does."""
 
     def log_of(self, name: WorkerName) -> Path:
         """Where the worker logs."""
@@ -76,15 +95,18 @@ class ProcessLauncher:
         self._command = tuple(command)
         self._lock = threading.Lock()
         self._processes: dict[WorkerName, subprocess.Popen[bytes]] = {}
-        self._running: set[WorkerName] = set()
+        self._replaced: list[subprocess.Popen[bytes]] = []
+        """Processes of names that have a newer one; kept so that none is left behind."""
+        self._running: dict[WorkerName, subprocess.Popen[bytes]] = {}
+        self._killed: set[int] = set()
         self._exits: list[ProcessExit] = []
         self._is_stopping = False
         log_folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: WorkerName) -> None:
-        """A process for the worker is starting, unless this launcher is stopping.
+        """A new process for the worker is starting, unless this launcher is stopping.
 
-        Call from a thread that lasts: the kernel ties the child to it.
+        Call from a thread that lasts: the kernel ties the child to it. The process before it should have ended.
         """
         environment = {
             **_HUGE_PAGES,
@@ -105,14 +127,53 @@ class ProcessLauncher:
                     env=environment,
                     start_new_session=True,
                 )
-            self._processes[name] = process
-            self._running.add(name)
-        self._tell_spec(name, process)
+            self._replaced = [process for process in self._replaced if process.poll() is None]
+            if name in self._processes:
+                self._replaced.append(self._processes[name])
+            self._processes[name] = self._running[name] = process
+        _write(name, process, self._spec_of(name))
         threading.Thread(target=self._wait, args=(name, process), name=f"wait-{name}", daemon=True).start()
         logger.info("worker %s starts as process %d, log %s", name, process.pid, self.log_of(name))
 
+    def kill(self, name: WorkerName) -> None:
+        """The worker's newest process ends now, also one that is stopped; its end is not among ``exits``."""
+        with self._lock:
+            process = self._running.pop(name, None)
+            if process is None:
+                return
+            self._killed.add(process.pid)
+        logger.info("worker %s is killed (process %d)", name, process.pid)
+        process.kill()
+
+    def signal(self, name: WorkerName, signum: int) -> None:
+        """The worker's newest process has got the signal, if it runs."""
+        with self._lock:
+            process = self._running.get(name)
+        if process is None:
+            logger.warning("worker %s has no process to get signal %d", name, signum)
+            return
+        process.send_signal(signum)
+
+    def tell(self, name: WorkerName, line: bytes) -> None:
+        """The worker's newest process will read one more line on its standard input, if it runs."""
+        with self._lock:
+            process = self._running.get(name)
+        if process is None:
+            logger.warning("worker %s has no process to be told %r", name, line)
+            return
+        _write(name, process, line)
+
+    def pid_of(self, name: WorkerName) -> int | None:
+        """The worker's newest process, running or not; None for a worker that was not started here."""
+        return self.pids().get(name)
+
+    def pids(self) -> dict[WorkerName, int]:
+        """The newest process of every worker that was started."""
+        with self._lock:
+            return {name: process.pid for name, process in self._processes.items()}
+
     def running(self) -> frozenset[WorkerName]:
-        """Workers whose process was started and whose end is not among ``exits`` yet."""
+        """Workers whose newest process was started, was not killed, and whose end is not among ``exits`` yet."""
         with self._lock:
             return frozenset(self._running)
 
@@ -120,6 +181,11 @@ class ProcessLauncher:
         """Ends that nobody asked for, oldest first."""
         with self._lock:
             return tuple(self._exits)
+
+    def is_stopping(self) -> bool:
+        """True once an end is no failure any more."""
+        with self._lock:
+            return self._is_stopping
 
     def log_of(self, name: WorkerName) -> Path:
         """Where the worker logs."""
@@ -134,34 +200,46 @@ class ProcessLauncher:
         """No process is left: asked by SIGTERM, killed after a grace. Idempotent."""
         self.expect_exits()
         with self._lock:
-            processes = dict(self._processes)
-        for process in processes.values():
+            names = {process.pid: name for name, process in self._processes.items()}
+            processes = [*self._replaced, *self._processes.values()]
+        for process in processes:
             if process.poll() is None:
                 process.terminate()
         deadline_s = time.monotonic() + _STOP_GRACE_S
-        for name, process in processes.items():
+        for process in processes:
             try:
                 process.wait(max(deadline_s - time.monotonic(), 0.0))
             except subprocess.TimeoutExpired:
+                name = names.get(process.pid, "of old")
                 logger.warning("worker %s did not end in %g s and is killed", name, _STOP_GRACE_S)
                 process.kill()
                 process.wait()
-            if process.stdin is not None and not process.stdin.closed:
-                process.stdin.close()
-
-    def _tell_spec(self, name: WorkerName, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(self._spec_of(name) + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            logger.error("worker %s ended before it read its spec", name)
+            _close_input(process)
 
     def _wait(self, name: WorkerName, process: subprocess.Popen[bytes]) -> None:
-        status = process.wait()
+        status, at_s = process.wait(), time.time()
+        _close_input(process)
         with self._lock:
-            self._running.discard(name)
-            if self._is_stopping:
+            if self._running.get(name) is process:
+                del self._running[name]
+            if self._is_stopping or process.pid in self._killed:
+                self._killed.discard(process.pid)
                 return
-            self._exits.append(ProcessExit(name=name, status=status))
+            self._exits.append(ProcessExit(name=name, status=status, pid=process.pid, at_s=at_s))
         self._on_exit()
+
+
+def _write(name: WorkerName, process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None, "a worker is started with a pipe"
+    try:
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+    except (BrokenPipeError, ValueError):
+        logger.error("worker %s ended before it read its line", name)
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    """The pipe is closed; what a dead process has not read is lost."""
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()

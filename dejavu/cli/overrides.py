@@ -12,9 +12,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from dejavu.cli.explain import shorten
+from dejavu.cli.explain import field_names, shorten
 from dejavu.config import Config
 from dejavu.errors import ConfigError, nearest
 
@@ -148,6 +148,9 @@ def _check_value(override: Override) -> None:
         try:
             OmegaConf.update(OmegaConf.structured(Config), key, value)
         except OmegaConfBaseException as error:
+            if isinstance(error, ConfigKeyError):
+                hint = nearest(str(error.key), field_names(error.object_type))
+                raise ConfigError(f"{key}={_shown(value)}: {error.key}: no such key\n{hint}") from error
             reason = shorten(str(error)).splitlines()[0]
             hint = f"\na list is written [a,b]: {key}=[{value}]" if "ListConfig" in reason else ""
             raise ConfigError(f"{key}={_shown(value)}: {_plain(reason)}{hint}") from error
@@ -171,6 +174,8 @@ def _plain(reason: str) -> str:
     ):
         if f"converted to {kind}" in reason or f"not a valid {kind}" in reason:
             return words
+    if "is not a subclass of" in reason:
+        return "a mapping {key: value, ...} is needed"
     if "expected one of [" in reason:
         return "valid: " + reason.partition("expected one of [")[2].rstrip("]")
     return reason

@@ -3,39 +3,46 @@
 Holds no values (they lie in ``conf/``) and starts nothing. Past ``load`` there is no Hydra tree any more.
 """
 
+from dejavu.config.fault import FaultConfig
 from dejavu.config.loading import load, register_schema
 from dejavu.config.paths import check_paths
 from dejavu.config.schema import (
     MODEL_KINDS,
     ClusterConfig,
+    ComparisonConfig,
     Config,
     Device,
     Dtype,
     Figure,
     MeasurementConfig,
     ModelConfig,
-    Scheduling,
+    RecoveryCase,
+    RecoveryFigure,
     StoreConfig,
     StoreKind,
-    StrategyConfig,
-    StrategyMode,
     TransportConfig,
     TransportKind,
     WorkflowName,
     WorkloadConfig,
     WorkloadKind,
 )
+from dejavu.config.strategy import Recovery, Scheduling, StrategyConfig, StrategyMode
 from dejavu.config.validation import validate
 
 __all__ = [
     "MODEL_KINDS",
     "ClusterConfig",
+    "ComparisonConfig",
     "Config",
     "Device",
     "Dtype",
+    "FaultConfig",
     "Figure",
     "MeasurementConfig",
     "ModelConfig",
+    "Recovery",
+    "RecoveryCase",
+    "RecoveryFigure",
     "Scheduling",
     "StoreConfig",
     "StoreKind",

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dejavu.config.fault import FaultConfig
 from dejavu.config.schema import (
     MODEL_KINDS,
     Config,
     Figure,
     MeasurementConfig,
     ModelConfig,
-    Scheduling,
-    StrategyConfig,
-    StrategyMode,
-    Streaming,
     WorkflowName,
     WorkloadConfig,
     WorkloadKind,
 )
+from dejavu.config.strategy import Scheduling, StrategyConfig, StrategyMode, Streaming
 from dejavu.errors import ConfigError, nearest
 
 _ADVICE = "experiment=fig11 and experiment=fig27 set what the measurement needs"
@@ -30,6 +28,8 @@ def check_measurement(config: Config) -> None:
         if measurement != MeasurementConfig():
             raise ConfigError(f"measurement is for workflow=streaming, and the choice is {config.workflow.name.value}")
         return
+    if config.fault != FaultConfig():
+        raise ConfigError("fault is for workflow=generate and workflow=recovery, and the choice is streaming")
     _check_lists(measurement)
     _check_figure(measurement)
     _check_model(config.model, measurement.models)

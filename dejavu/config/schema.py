@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from dejavu.config.fault import FaultConfig
+from dejavu.config.strategy import StrategyConfig, Streaming, StreamTo
+
 TINY_FAMILIES = ("gpt2", "opt", "bloom", "llama", "mistral", "qwen2", "qwen3")
 MODEL_KINDS = (
     "smollm2-135m",
@@ -26,6 +29,7 @@ class WorkflowName(Enum):
 
     generate = "generate"
     streaming = "streaming"
+    recovery = "recovery"
 
 
 class Figure(Enum):
@@ -33,6 +37,24 @@ class Figure(Enum):
 
     fig11 = "fig11"
     fig27 = "fig27"
+
+
+class RecoveryFigure(Enum):
+    """What a comparison of recoveries shows, by the paper's figure: tokens of one microbatch over time (4: what a
+    failure costs without recovery; 14: every way to recover), or requests over time."""
+
+    fig04 = "fig04"
+    fig14 = "fig14"
+    fig15 = "fig15"
+
+
+class RecoveryCase(Enum):
+    """One run of a comparison: without the faults, or with them and one ``strategy.recovery``."""
+
+    none = "none"
+    replica = "replica"
+    recompute = "recompute"
+    restart = "restart"
 
 
 class Device(Enum):
@@ -48,37 +70,6 @@ class Dtype(Enum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
-
-
-class StrategyMode(Enum):
-    """Whether prompts and tokens have pipelines of their own."""
-
-    disaggregated = "disaggregated"
-    colocated = "colocated"
-
-
-class Scheduling(Enum):
-    """What is replaced in a token microbatch: a finished row at once, or the whole microbatch when all rows ended."""
-
-    row = "row"
-    microbatch = "microbatch"
-
-
-class Streaming(Enum):
-    """How KV leaves a stage, each level adding one optimisation of the paper's; see ``dejavu.kv.levels``."""
-
-    off = "off"
-    naive = "naive"
-    buffered = "buffered"
-    layerwise = "layerwise"
-    full = "full"
-
-
-class StreamTo(Enum):
-    """Where the stages that keep rows send a copy of their KV: a further worker's host memory, or their own disk."""
-
-    memory = "memory"
-    disk = "disk"
 
 
 class TransportKind(Enum):
@@ -154,72 +145,6 @@ class ModelConfig:
 
 
 @dataclass(kw_only=True)
-class SplitConfig:
-    """Depths of the two pipelines of a disaggregated strategy."""
-
-    prompt: int = 1
-    token: int = 1
-
-
-@dataclass(kw_only=True)
-class LayersConfig:
-    """Explicit layer ranges [start, stop) of the stages, in order; None: cut evenly."""
-
-    prompt: list[list[int]] | None = None
-    token: list[list[int]] | None = None
-    colocated: list[list[int]] | None = None
-
-
-@dataclass(kw_only=True)
-class MicrobatchConfig:
-    """Most rows of a microbatch of each kind."""
-
-    prompt: int = 4
-    prompt_tokens: int | None = 512
-    """Most tokens of a prompt microbatch, padding included; a longer prompt goes alone. None: no limit."""
-    token: int = 16
-
-
-@dataclass(kw_only=True)
-class StrategyConfig:
-    """How the model is spread over the workers and in what portions requests pass through."""
-
-    mode: StrategyMode = StrategyMode.disaggregated
-    split: SplitConfig = field(default_factory=SplitConfig)
-    """Of a disaggregated strategy."""
-    stages: int = 1
-    """Depth of a colocated pipeline."""
-    layers: LayersConfig = field(default_factory=LayersConfig)
-    microbatch: MicrobatchConfig = field(default_factory=MicrobatchConfig)
-    in_flight: int | None = None
-    """Token microbatches under way at once; None: the depth of the token pipeline."""
-    scheduling: Scheduling = Scheduling.row
-    streaming: Streaming = Streaming.full
-    stream_to: StreamTo | None = None
-    """Where the KV of prompts and of every step is copied to; None: nowhere."""
-    stream_folder: str | None = None
-    """Of ``stream_to=disk``: a folder on the disk to use; absolute once loaded. None: in the run's output folder."""
-
-    @property
-    def depths(self) -> dict[str, int]:
-        """Stages of each pipeline that this strategy has, by the pipeline's kind."""
-        memory = {"memory": 1} if self.stream_to is StreamTo.memory else {}
-        if self.mode is StrategyMode.colocated:
-            return {"colocated": self.stages, **memory}
-        return {"prompt": self.split.prompt, "token": self.split.token, **memory}
-
-    @property
-    def num_workers_needed(self) -> int:
-        """A worker a stage."""
-        return sum(self.depths.values())
-
-    @property
-    def num_in_flight(self) -> int:
-        """Token microbatches under way at once."""
-        return self.in_flight or self.depths.get("token", self.stages)
-
-
-@dataclass(kw_only=True)
 class TransportConfig:
     """How workers exchange activations and KV."""
 
@@ -283,6 +208,19 @@ class MeasurementConfig:
 
 
 @dataclass(kw_only=True)
+class ComparisonConfig:
+    """What ``workflow=recovery`` compares: the same workload, with a cluster of its own for each case and round."""
+
+    figure: RecoveryFigure = RecoveryFigure.fig14
+    cases: list[RecoveryCase] = field(default_factory=lambda: list(RecoveryCase))
+    """In the order of a round; the next round begins with the next one."""
+    microbatch: int = 0
+    """The one whose tokens are shown: the so many-th ``strategy.microbatch.token`` requests of the workload."""
+    repeats: int = 3
+    """Rounds; in each, every case runs once."""
+
+
+@dataclass(kw_only=True)
 class Config:
     """A whole declaration, one field a config group."""
 
@@ -294,3 +232,5 @@ class Config:
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     measurement: MeasurementConfig = field(default_factory=MeasurementConfig)
+    fault: FaultConfig = field(default_factory=FaultConfig)
+    comparison: ComparisonConfig = field(default_factory=ComparisonConfig)

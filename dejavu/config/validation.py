@@ -9,6 +9,8 @@ import math
 import re
 from collections.abc import Callable
 
+from dejavu.config.comparison import check_comparison
+from dejavu.config.fault_check import check_faults
 from dejavu.config.measurement import check_measurement
 from dejavu.config.schema import (
     MODEL_KINDS,
@@ -17,14 +19,11 @@ from dejavu.config.schema import (
     ModelConfig,
     StoreConfig,
     StoreKind,
-    StrategyConfig,
-    StrategyMode,
-    Streaming,
-    StreamTo,
     TransportConfig,
     WorkloadConfig,
     WorkloadKind,
 )
+from dejavu.config.strategy import StrategyConfig, StrategyMode, Streaming, StreamTo
 from dejavu.errors import ConfigError, nearest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -43,7 +42,9 @@ def validate(config: Config) -> None:
     _check_transport(config.transport)
     _check_workload(config.workload)
     _check_store(config.store)
+    check_faults(config.fault, config.strategy)
     check_measurement(config)
+    check_comparison(config)
 
 
 def _refuse(key: str, value: object, reason: str) -> ConfigError:
@@ -143,6 +144,7 @@ def _check_strategy(strategy: StrategyConfig) -> None:
     for kind in ("prompt", "token", "colocated"):
         _check_layers(strategy, kind)
     _check_streaming(strategy)
+    _check_replication(strategy)
 
 
 def _check_streaming(strategy: StrategyConfig) -> None:
@@ -155,6 +157,20 @@ def _check_streaming(strategy: StrategyConfig) -> None:
         )
     if strategy.stream_folder is not None and strategy.stream_to is not StreamTo.disk:
         raise _refuse("strategy.stream_folder", strategy.stream_folder, "is for strategy.stream_to=disk")
+
+
+def _check_replication(strategy: StrategyConfig) -> None:
+    k, depth = strategy.replication, strategy.ring_depth
+    if not 0 <= k < depth:
+        key = "strategy.stages" if strategy.mode is StrategyMode.colocated else "strategy.split.token"
+        raise _refuse(
+            "strategy.replication",
+            k,
+            f"must be from 0 to {depth - 1}: a stage's copies lie on so many of the others, and {key}={depth}",
+        )
+    if k and strategy.streaming is Streaming.off:
+        raise _refuse("strategy.streaming", "off", f"and strategy.replication={k} streams KV to successors")
+    _at_least("strategy.standby", strategy.standby, 0, " workers")
 
 
 def _check_layers(strategy: StrategyConfig, kind: str) -> None:
@@ -179,14 +195,14 @@ def _check_layers(strategy: StrategyConfig, kind: str) -> None:
 
 
 def _check_num_workers(cluster: ClusterConfig, strategy: StrategyConfig) -> None:
-    needed = strategy.num_workers_needed
+    needed = strategy.num_workers
     if cluster.num_workers is not None and cluster.num_workers < needed:
-        parts = " + ".join(f"{depth} {kind}" for kind, depth in strategy.depths.items())
+        standby = {"standby": strategy.standby} if strategy.standby else {}
+        parts = " + ".join(f"{depth} {kind}" for kind, depth in {**strategy.depths, **standby}.items())
         raise _refuse(
             "cluster.num_workers",
             cluster.num_workers,
-            f"strategy={strategy.mode.value} needs {needed} workers ({parts}), one a stage\n"
-            f"raise it to {needed}, or leave it out",
+            f"strategy={strategy.mode.value} needs {needed} workers ({parts})\nraise it to {needed}, or leave it out",
         )
 
 

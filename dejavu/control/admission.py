@@ -7,8 +7,8 @@ bounded by the token pipeline's rows however fast prompts are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from dejavu.control.plan import Plan, Scheduling
 from dejavu.errors import InvalidTransition
@@ -34,6 +34,13 @@ class Assigned:
     request: Request
     row_id: RowId
     slot: Slot
+    num_known: int = 0
+    """New tokens that are known already and are computed again as part of the prompt."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the row's prompt pass."""
+        return len(self.request.prompt_tokens) + self.num_known
 
 
 class Admission:
@@ -70,6 +77,7 @@ class Admission:
         self._arrived: dict[int, list[RowId]] = {}
         self._prompts_under_way: set[frozenset[RowId]] = set()
         self._alone: set[RequestId] = set()
+        self._known: dict[RequestId, int] = {}
         self._next_row_id = 1
 
     @classmethod
@@ -99,8 +107,8 @@ class Admission:
         """The request waits for a row."""
         self._queue.append(request)
 
-    def requeue(self, row_id: RowId) -> Request:
-        """The row's attempt is over and its request waits again, first in line.
+    def requeue(self, row_id: RowId, num_known: int = 0) -> Request:
+        """The row's attempt is over and its request waits again, first in line, with so many new tokens known.
 
         It will be alone in its prompt microbatch, so that a prompt which fails by itself takes no other with it again.
         The row itself stays taken until ``free`` says that no stage uses it.
@@ -108,6 +116,7 @@ class Admission:
         request = self._rows[row_id].request
         self._queue.appendleft(request)
         self._alone.add(request.id)
+        self._known[request.id] = num_known
         self.withdraw(row_id)
         return request
 
@@ -142,13 +151,47 @@ class Admission:
         # Not by the rows' slots: a row that failed before its first token came may have been given back already.
         for missing in self._missing.values():
             missing -= done
+        alone = [row_id for row_id in continuing if self._rows[row_id].slot.microbatch not in self._arrived]
         for row_id in continuing:
-            self._arrived[self._rows[row_id].slot.microbatch].append(row_id)
+            if row_id not in alone:
+                self._arrived[self._rows[row_id].slot.microbatch].append(row_id)
         complete = [microbatch for microbatch, missing in self._missing.items() if not missing]
         for microbatch in complete:
             del self._missing[microbatch]
-        groups = (tuple(self._rows[row_id] for row_id in self._arrived.pop(microbatch)) for microbatch in complete)
-        return tuple(group for group in groups if group)
+        groups = [tuple(self._rows[row_id] for row_id in self._arrived.pop(microbatch)) for microbatch in complete]
+        return tuple(group for group in (*groups, *((self._rows[row_id],) for row_id in alone)) if group)
+
+    def interrupt(self, again: Mapping[RowId, int], gone: Iterable[RowId]) -> None:
+        """The cluster begins anew with the rows that it had.
+
+        Args:
+            again: rows whose prompts are run again, before all others, with so many new tokens known; each of them
+                joins its microbatch by itself.
+            gone: rows that ended, whose places no stage will give back any more.
+        """
+        for row_id in gone:
+            self.free(row_id)
+        self._prompts_under_way.clear()
+        waiting = {row.row_id for row in self._assigned}
+        for microbatch, missing in list(self._missing.items()):
+            # Rows whose prompts were never sent still arrive together; of the others some may go on at once.
+            missing &= waiting
+            self._arrived[microbatch] = []
+            if not missing:
+                del self._missing[microbatch], self._arrived[microbatch]
+        for row_id, num_known in again.items():
+            self._rows[row_id] = replace(self._rows[row_id], num_known=num_known)
+        self._assigned.extendleft(self._rows[row_id] for row_id in reversed(list(again)))
+
+    @property
+    def taken(self) -> tuple[RowId, ...]:
+        """Rows that are assigned, whether their prompts were sent or not."""
+        return tuple(self._rows)
+
+    @property
+    def unsent(self) -> frozenset[RowId]:
+        """Rows that are assigned and whose prompts were not sent yet, or are to be sent again."""
+        return frozenset(row.row_id for row in self._assigned)
 
     def free(self, row_id: RowId) -> None:
         """No stage uses the row any more; it can be taken again. Raises InvalidTransition for a row not taken."""
@@ -192,7 +235,7 @@ class Admission:
         """How many assigned rows the next prompt microbatch takes; its tensor is as long as its longest prompt."""
         longest = count = 0
         for row in self._assigned:
-            longest = max(longest, len(row.request.prompt_tokens))
+            longest = max(longest, row.length)
             is_over = self._prompt_tokens is not None and (count + 1) * longest > self._prompt_tokens
             if count == self._prompt_rows or (count and is_over):
                 break
@@ -218,7 +261,8 @@ class Admission:
 
     def _take(self, request: Request, slot: Slot) -> Assigned:
         self._free[slot.microbatch].remove(slot.row_index)
-        row = Assigned(request=request, row_id=RowId(self._next_row_id), slot=slot)
+        num_known = self._known.pop(request.id, 0)
+        row = Assigned(request=request, row_id=RowId(self._next_row_id), slot=slot, num_known=num_known)
         self._next_row_id += 1
         self._rows[row.row_id] = row
         return row

@@ -93,6 +93,11 @@ class FaultSchedule:
         return not self._waiting and not self._resumes
 
     @property
+    def num_waiting(self) -> int:
+        """Faults that have not been due."""
+        return len(self._waiting)
+
+    @property
     def next_s(self) -> float | None:
         """The time at which the next timed action is due; None: none is known yet."""
         times_s = [resume.at_s for resume in self._resumes]

@@ -169,7 +169,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         kind, layers = place.pipeline.kind, place.stage.layers
         peers = [] if kind == "memory" or place.next_worker is None else [place.next_worker]
-        if kind in ("token", "colocated") and not place.is_first and (place.is_last or kind == "token"):
+        if kind in ("token", "colocated") and not place.is_first:
             peers.append(place.pipeline.stages[0].worker)
         match kind:
             case "prompt":

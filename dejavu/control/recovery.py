@@ -14,8 +14,8 @@ from dejavu.kv.layout import LayerRange
 _ALWAYS_REPLAYED = 4
 _REPLAYED_SHARE = 8
 """A step made again costs a step of its whole microbatch; a prompt pass computes 512 tokens in the time of about 110
-steps (Y/t of DejaVu §4.2.1, measured with SmolLM2). Replaying pays while less than about a fifth of the row is made
-again; an eighth leaves room for the prompts that other rows wait for."""
+steps (DejaVu's Y/t, as measured with SmolLM2 on one core). So replaying is the shorter way for up to about a fifth of
+a row; an eighth is allowed, and a few steps always, since a prompt pass also waits for its turn."""
 
 
 @dataclass(frozen=True, slots=True)

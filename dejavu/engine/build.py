@@ -17,16 +17,22 @@ from dejavu.engine.compute import StageCompute
 from dejavu.engine.engine import Engine
 from dejavu.engine.heap import keep_freed_memory
 from dejavu.engine.host import Host
-from dejavu.engine.kv_ways import Flow, kv_inbox, outflow, replica_store
+from dejavu.engine.kept import HeldPool, Kept
+from dejavu.engine.kv_ways import Flow, kv_inbox, outflow
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.landing import Landing
 from dejavu.engine.mailbox import Mailbox
 from dejavu.engine.memory_stage import MemoryEngine
 from dejavu.engine.meter import Meter
 from dejavu.engine.outflow import Outflow
+from dejavu.engine.passes import Passes
 from dejavu.engine.peers import Peers
+from dejavu.engine.pool_rows import PoolRows
+from dejavu.engine.sources import Sources
 from dejavu.errors import ConfigError
 from dejavu.ids import WorkerName
+from dejavu.kv.inbox import KvInbox
+from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.models.spec import describe
 from dejavu.models.stage import StageModel
@@ -34,112 +40,162 @@ from dejavu.report.spans import SpanRecorder
 
 logger = logging.getLogger(__name__)
 
-_STAGING_BUFFERS = 4
-_MOST_STAGING_BYTES = 8 * 2**20
-"""Large enough that a message's fixed cost does not show, small enough that four of them are nothing."""
-
 
 class StageEngine(Protocol):
     """What the main thread runs."""
 
     def run(self) -> None:
-        """The controller has said ``Stop``. Raises Fatal when the stage cannot go on."""
+        """The controller has said ``Stop``, or a newer plan is in force. Raises Fatal when the stage cannot go on."""
+
+    def finish(self) -> dict[str, int]:
+        """Nothing of this epoch is left half done. Returns counts of this epoch's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltStage:
-    """A stage that can run once its links are up."""
+    """A stage that can run, in one epoch, once its links are up."""
 
     engine: StageEngine
+    kept: Kept
     out: Outflow
     landing: Landing
 
     def close(self) -> None:
-        """The stage's threads have ended."""
+        """The stage's threads have ended, and what outlives the epoch is with ``kept``. Its links are down already."""
         self.out.close()
         self.landing.close()
+        own = self.engine.finish()
+        handoffs, copiers = self.out.handoffs, self.out.copiers
+        self.kept.totals.end_epoch([one.counters for one in handoffs], [one.counters for one in copiers], own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedStage:
-    """The heavy parts: the model's weights and the KV pool."""
+class Surroundings:
+    """What a stage needs of its process."""
 
-    model: StageModel | None
-    """None on a memory stage."""
-    pool: KvPool | None
+    name: WorkerName
+    cluster: str
+    mailbox: Mailbox
+    peers: Peers
+    clock: Clock
+    reach: Callable[[WorkerName], None]
+    acknowledge: Callable[[str, int, bytes], None]
+    is_asked_to_stop: Callable[[], bool]
+    is_superseded: Callable[[], bool]
+    kv_folder: Path | None = None
+    """For copies on disk."""
 
 
-def load_stage(plan: Plan, place: Place, recorder: SpanRecorder) -> LoadedStage:
-    """The stage's own tensors and its pool are in memory. Raises ConfigError for weights that do not fit the plan."""
+def new_kept(clock: Clock) -> Kept:
+    """Nothing is loaded yet."""
+    recorder = SpanRecorder(clock)
+    return Kept(recorder=recorder, meter=Meter(recorder))
+
+
+def load_whole(plan: Plan, kept: Kept) -> None:
+    """The whole model is in memory, for any stage. Raises ConfigError for weights that do not fit the plan."""
+    if kept.whole is not None:
+        return
     torch.set_num_threads(plan.threads_per_worker)
-    if place.pipeline.kind == "memory":
-        return LoadedStage(model=None, pool=None)
     _check_model(plan)
     keep_freed_memory()
+    with kept.recorder.span("load", "load", first_layer=0, stop_layer=plan.model.num_layers):
+        kept.whole = StageModel.load(plan.model, LayerRange(0, plan.model.num_layers), plan.device)
+    logger.info("on standby with all %d layers: %.1f MiB", plan.model.num_layers, kept.whole.weight_bytes / 2**20)
+
+
+def load_stage(plan: Plan, place: Place, kept: Kept) -> None:
+    """The stage's own tensors and its pool are in memory; what was there for the same layers stays as it is.
+
+    A pool of other layers stays, too, as a source of its rows. Raises ConfigError for weights that do not fit the plan.
+    """
+    torch.set_num_threads(plan.threads_per_worker)
+    before, kept.place = kept.place, place
+    if place.pipeline.kind == "memory":
+        kept.model = None
+        return
     layers = place.stage.layers
-    with recorder.span("load", "load", first_layer=layers.start, stop_layer=layers.stop):
-        model = StageModel.load(plan.model, layers, plan.device)
-        pool = None
-        if place.pipeline.kind != "prompt":
-            pool = KvPool(plan.model.layout, layers, place.pipeline.num_rows, plan.device)
+    if kept.model is None or kept.model.layers != layers:
+        _check_model(plan)
+        keep_freed_memory()
+        with kept.recorder.span("load", "load", first_layer=layers.start, stop_layer=layers.stop):
+            kept.model = kept.whole.part(layers) if kept.whole is not None else _load(plan, layers)
+    _make_pool(plan, place, kept, before)
     logger.info(
         "layers [%d, %d) loaded: %.1f MiB of weights, %.1f MiB of KV pool",
         layers.start,
         layers.stop,
-        model.weight_bytes / 2**20,
-        (pool.nbytes if pool is not None else 0) / 2**20,
+        kept.model.weight_bytes / 2**20,
+        (kept.held.pool.nbytes if kept.held is not None else 0) / 2**20,
     )
-    return LoadedStage(model=model, pool=pool)
 
 
-def build_stage(
-    *,
-    name: WorkerName,
-    cluster: str,
-    plan: Plan,
-    place: Place,
-    loaded: LoadedStage,
-    mailbox: Mailbox,
-    peers: Peers,
-    recorder: SpanRecorder,
-    clock: Clock,
-    is_asked_to_stop: Callable[[], bool],
-    kv_folder: Path | None = None,
-) -> BuiltStage:
+def build_stage(surroundings: Surroundings, plan: Plan, place: Place, kept: Kept) -> BuiltStage:
     """The stage's threads run and wait for their first message.
 
-    ``kv_folder`` is for copies on disk. Raises ConfigError when the plan wants them and it is missing or refused.
+    Raises ConfigError when the plan wants copies on disk and the folder is missing or refused.
     """
+    around = surroundings
     host = Host(
-        name=name,
+        name=around.name,
         plan=plan,
         place=place,
-        loaded=loaded.model,
-        pool=loaded.pool,
-        mailbox=mailbox,
-        peers=peers,
-        recorder=recorder,
-        meter=Meter(recorder),
-        clock=clock,
-        is_asked_to_stop=is_asked_to_stop,
+        kept=kept,
+        mailbox=around.mailbox,
+        peers=around.peers,
+        clock=around.clock,
+        reach=around.reach,
+        acknowledge=around.acknowledge,
+        is_asked_to_stop=around.is_asked_to_stop,
+        is_superseded=around.is_superseded,
     )
-    if loaded.model is None:
-        store = replica_store(cluster, plan, place)
-        return BuiltStage(engine=MemoryEngine(host, store), out=Outflow(), landing=Landing(mailbox, store))
-    kind = place.pipeline.kind
-    inbox = kv_inbox(cluster, plan, place) if kind == "token" else None
-    landed = None
-    if inbox is not None and loaded.pool is not None:
-        landed = LandedRows(inbox, loaded.pool, place.pipeline.microbatch_rows, recorder)
-    out = outflow(Flow(cluster, plan, place, peers, mailbox, recorder), loaded.pool, kv_folder)
+    kept.replicas.enter(around.cluster, plan, place)
+    sources = Sources(host, kept, around.cluster)
+    if kept.model is None:
+        engine: StageEngine = MemoryEngine(host, sources)
+        landing = Landing(around.mailbox, None, kept.replicas)
+        return BuiltStage(engine=engine, kept=kept, out=Outflow(), landing=landing)
+    inbox = None if kept.held is None else kv_inbox(around.cluster, plan, place)
+    flow = Flow(around.cluster, plan, place, around.peers, around.mailbox, kept.recorder)
+    out = outflow(flow, kept.held, around.kv_folder)
+    rows = None if kept.held is None else kept.held.rows
     engine = Engine(
         host,
-        StageCompute(loaded.model, place, pool=loaded.pool),
-        ring=_ring(place) if kind != "prompt" and place.is_first else None,
-        landed=landed,
+        Passes(host, StageCompute(kept.model, place, pool=host.pool), rows, out),
+        rows=rows,
+        ring=_ring(place) if place.pipeline.kind != "prompt" and place.is_first else None,
+        landed=_landed(inbox, place, kept),
         out=out,
+        sources=sources,
     )
-    return BuiltStage(engine=engine, out=out, landing=Landing(mailbox, inbox))
+    return BuiltStage(engine=engine, kept=kept, out=out, landing=Landing(around.mailbox, inbox, kept.replicas))
+
+
+def _load(plan: Plan, layers: LayerRange) -> StageModel:
+    return StageModel.load(plan.model, layers, plan.device)
+
+
+def _make_pool(plan: Plan, place: Place, kept: Kept, before: Place | None) -> None:
+    layers, num_rows = place.stage.layers, place.pipeline.num_rows
+    held = kept.held
+    if held is not None and held.pool.layers == layers and held.pool.num_rows == num_rows and _keeps_rows(place):
+        return
+    if held is not None and before is not None and _keeps_rows(before):
+        kept.former = held
+    kept.held = None
+    if _keeps_rows(place):
+        pool = KvPool(plan.model.layout, layers, num_rows, plan.device)
+        kept.held = HeldPool(pool=pool, rows=PoolRows(place.pipeline.microbatch_rows))
+
+
+def _keeps_rows(place: Place) -> bool:
+    return place.pipeline.kind in ("token", "colocated")
+
+
+def _landed(inbox: KvInbox | None, place: Place, kept: Kept) -> LandedRows | None:
+    if inbox is None or kept.held is None:
+        return None
+    return LandedRows(inbox, kept.held.pool, place.pipeline.microbatch_rows, kept.recorder)
 
 
 def _check_model(plan: Plan) -> None:

@@ -32,10 +32,16 @@ class ControllerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterView:
-    """The cluster's keys as a watch delivers them; wait for what is needed, with a deadline."""
+    """The cluster's keys as a watch delivers them; wait for what is needed, with a deadline.
 
-    def __init__(self, store: StoreSpec, keys: Keys) -> None:
+    ``on_plan`` is called on the watch's thread when the plan may have changed.
+    """
+
+    def __init__(self, store: StoreSpec, keys: Keys, on_plan: Callable[[], None]) -> None:
         self._keys = keys
+        self._on_plan = on_plan
+        self._is_blind = False
+        self._missed: list[Change] = []
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._watch = PrefixWatch(store, keys.prefix, self._take)
@@ -71,6 +77,14 @@ class ClusterView:
                 self._changed.wait(_TICK_S)
             left_s -= _TICK_S
 
+    def be_blind(self, is_blind: bool) -> None:
+        """While blind, nothing new is seen; afterwards, what was missed. For injected partitions."""
+        with self._changed:
+            self._is_blind = is_blind
+            missed, self._missed = ([], self._missed) if is_blind else (self._missed, [])
+        for change in missed:
+            self._take(change)
+
     def close(self) -> None:
         """The watch has ended."""
         self._watch.stop()
@@ -81,7 +95,14 @@ class ClusterView:
 
     def _take(self, change: Change) -> None:
         with self._changed:
+            if self._is_blind:
+                self._missed.append(change)
+                return
+            before = self._values.get(self._keys.plan)
             for key in change.deletes:
                 self._values.pop(key, None)
             self._values.update({entry.key: entry.value for entry in change.puts})
+            is_new_plan = self._values.get(self._keys.plan) != before
             self._changed.notify_all()
+        if is_new_plan:
+            self._on_plan()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 from dejavu.control.ring import StepRow
 from dejavu.engine.messages import KvPart, PromptRow
+from dejavu.engine.pool_rows import PoolRows
 from dejavu.ids import RowId
+from dejavu.kv.chunk import StepMark
 from dejavu.kv.disk import DiskMemory
 from dejavu.kv.jobs import Pass, RowsJob
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import RowSpan
+from dejavu.kv.stream_account import StreamStalled
 from dejavu.kv.stream_setup import PoolRow
 from dejavu.kv.streamer import Streamer
 
@@ -20,54 +24,64 @@ logger = logging.getLogger(__name__)
 
 
 class Copies:
-    """Main thread only. A place of the pool may be written to after ``begin``: no copy reads the row before any more.
+    """Main thread only. After ``begin`` no copy reads what was in the rows' places before.
+
+    A step's copy that cannot leave in time does not stop the step: the row is behind, and its next step takes along
+    what is missing.
 
     Args:
-        disk: where the copies lie, when it is this worker's own disk; None when they go to a peer.
+        rows: what lies where in the pool.
+        lost: rows of which something was sent and did not leave; whoever learns of it adds to it, on any thread.
+        disk: where the copies lie, when it is this worker's own disk; None when they go to peers.
     """
 
-    def __init__(self, streamer: Streamer, pool: KvPool, microbatch_rows: int, disk: DiskMemory | None) -> None:
+    def __init__(
+        self, streamer: Streamer, pool: KvPool, rows: PoolRows, lost: deque[RowId], disk: DiskMemory | None
+    ) -> None:
         self.streamer = streamer
         self._pool = pool
-        self._microbatch_rows = microbatch_rows
+        self._rows = rows
         self._disk = disk
-        self._rows: dict[RowId, tuple[int, int]] = {}
-        """Place in the pool, and how many positions are written."""
+        self._lost = lost
+        self._behind: dict[RowId, int] = {}
+        """From which position on the holders may lack a row's cells."""
 
-    def begin(self, rows: Sequence[PromptRow]) -> None:
-        """The rows' prompts may be written to their places. Raises StreamStalled when an old row's copy hangs."""
-        places = frozenset(self._place(row.microbatch, row.row_index) for row in rows)
+    def begin(self, places: frozenset[int]) -> None:
+        """These rows of the pool may be written to. Raises StreamStalled when an old row's copy hangs."""
         self.streamer.settle(places)
-        self._rows = {row_id: at for row_id, at in self._rows.items() if at[0] not in places}
-        self._rows.update({row.row_id: (self._place(row.microbatch, row.row_index), row.length) for row in rows})
 
     def layer_hook(self, rows: Sequence[PromptRow]) -> Callable[[int], None]:
         """To be called with each global layer as soon as the rows' prompt cells of it are in the pool."""
-        row_ids = [row.row_id for row in rows]
-        return lambda layer: self._submit(row_ids, "prompt", LayerRange(layer, layer + 1))
+        spans = [(row.row_id, 0, row.length) for row in rows]
+        return lambda layer: self._submit(spans, "prompt", LayerRange(layer, layer + 1))
 
     def prompts(self, row_ids: Sequence[RowId]) -> None:
-        """The rows' whole prompts are in the pool."""
-        self._submit(row_ids, "prompt", None)
+        """All that is written of these rows leaves."""
+        self.again([(row_id, 0, self._rows.length_of(row_id)) for row_id in row_ids])
+
+    def again(self, spans: Iterable[tuple[RowId, int, int]]) -> None:
+        """Positions [start, stop) of these rows leave, in the background where the level allows."""
+        self._submit([span for span in spans if span[1] < span[2]], "prompt", None)
         self.streamer.end_pass()
 
-    def step(self, microbatch: int, rows: Sequence[StepRow]) -> None:
+    def step(self, microbatch: int, step: int, rows: Sequence[StepRow]) -> None:
         """Each of the rows has one more cell in every layer."""
+        self._note_lost({})
+        starts = {row.row_id: self._behind.pop(row.row_id, row.position) for row in rows}
         new = [
             PoolRow(
-                span=RowSpan(row_id=row.row_id, length=1, start=row.position),
-                row_index=self._place(microbatch, row.row_index),
+                span=RowSpan(row_id=row.row_id, length=row.position + 1 - starts[row.row_id], start=starts[row.row_id]),
+                row_index=self._rows.place(microbatch, row.row_index),
             )
             for row in rows
         ]
-        for row in rows:
-            self._rows[row.row_id] = (self._place(microbatch, row.row_index), row.position + 1)
-        self.streamer.submit_rows(self._pool, new, made_by="step")
+        self.streamer.submit_rows(self._pool, new, made_by="step", mark=StepMark(microbatch, step))
+        self._note_lost(starts)
 
     def release(self, row_ids: Sequence[RowId]) -> None:
         """The rows need no copies any more."""
         for row_id in row_ids:
-            self._rows.pop(row_id, None)
+            self._behind.pop(row_id, None)
             if self._disk is not None:
                 self._disk.drop(row_id)
 
@@ -75,14 +89,14 @@ class Copies:
         """The parts leave once more, unless their rows have ended."""
         jobs: list[RowsJob] = []
         for part in parts:
-            known = self._rows.get(part.row_id)
+            place = self._rows.place_of(part.row_id)
             # What is asked for comes out of a header that was found corrupt: it may be anything.
-            if known is None or not self._holds(part, known[1]):
+            if place is None or not self._holds(part):
                 logger.info("KV of row %s was asked for again and is not here", part.row_id)
                 continue
             start, stop = part.positions
             span = RowSpan(row_id=part.row_id, length=stop - start, start=start)
-            rows = (PoolRow(span=span, row_index=known[0]),)
+            rows = (PoolRow(span=span, row_index=place),)
             jobs.append(RowsJob(pool=self._pool, rows=rows, layers=part.layers, after=None, made_by="step"))
         self.streamer.send_again(jobs)
 
@@ -92,19 +106,28 @@ class Copies:
         if self._disk is not None:
             self._disk.close()
 
-    def _submit(self, row_ids: Sequence[RowId], made_by: Pass, layers: LayerRange | None) -> None:
+    def _submit(self, spans: Iterable[tuple[RowId, int, int]], made_by: Pass, layers: LayerRange | None) -> None:
         rows = [
-            PoolRow(span=RowSpan(row_id=row_id, length=self._rows[row_id][1]), row_index=self._rows[row_id][0])
-            for row_id in row_ids
-            if row_id in self._rows
+            PoolRow(span=RowSpan(row_id=row_id, length=stop - start, start=start), row_index=place)
+            for row_id, start, stop in spans
+            if (place := self._rows.place_of(row_id)) is not None
         ]
-        if rows:
+        if not rows:
+            return
+        try:
             self.streamer.submit_rows(self._pool, rows, made_by=made_by, layers=layers)
+        except StreamStalled as error:
+            logger.warning("copies stay behind: %s", error)
+            self._lost.extend(row.span.row_id for row in rows)
 
-    def _holds(self, part: KvPart, num_written: int) -> bool:
+    def _note_lost(self, starts: dict[RowId, int]) -> None:
+        """Rows that lost something are behind: from where they were just sent, else from their beginning."""
+        while self._lost:
+            row_id = self._lost.popleft()
+            if self._rows.place_of(row_id) is not None:
+                self._behind[row_id] = min(starts.get(row_id, 0), self._behind.get(row_id, starts.get(row_id, 0)))
+
+    def _holds(self, part: KvPart) -> bool:
         held = self._pool.layers
         inside = held.start <= part.layers.start and part.layers.stop <= held.stop
-        return inside and 0 <= part.positions[0] < part.positions[1] <= num_written
-
-    def _place(self, microbatch: int, row_index: int) -> int:
-        return microbatch * self._microbatch_rows + row_index
+        return inside and 0 <= part.positions[0] < part.positions[1] <= self._rows.length_of(part.row_id)

@@ -7,22 +7,34 @@ done in order; token stage 0 starts a step of its own only when nothing that arr
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import assert_never
 
-from torch import Tensor
-
 from dejavu.control.ring import Ring, StepRow
 from dejavu.engine import messages as m
-from dejavu.engine.compute import StageCompute, buffer_of, prompt_ids, tensor_of
+from dejavu.engine.acknowledgements import Acknowledgements
 from dejavu.engine.fetching import FetchAgain
 from dejavu.engine.host import Host
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.lost import LostLinks
-from dejavu.engine.mailbox import ChunksSpoilt, Event, PeerLost, Received, RowsLanded, RowsSpoilt, Wake
+from dejavu.engine.mailbox import (
+    ChunksSpoilt,
+    ClusterFenced,
+    ClusterFormed,
+    Event,
+    PeerLost,
+    Received,
+    RowsLanded,
+    RowsSpoilt,
+    Wake,
+)
 from dejavu.engine.outflow import Outflow
+from dejavu.engine.passes import Passes
 from dejavu.engine.peers import CONTROLLER
+from dejavu.engine.pool_rows import PoolRows
+from dejavu.engine.restoring import Restoring
+from dejavu.engine.sources import Sources
 from dejavu.errors import Fatal, Retryable
 from dejavu.ids import Epoch, RowId
 from dejavu.transport.base import Buffer
@@ -36,38 +48,63 @@ _WORK = (m.RunPrompt, m.PromptActivations, m.StepActivations)
 
 
 class Engine:
-    """One stage at work, from its first message to ``Stop``.
+    """One stage at work in one epoch, from its first message to ``Stop`` or a newer plan.
 
     Args:
         host: name, place, plan, links and meters of this worker.
-        compute: the stage's model and pool.
+        passes: computes prompts and steps.
+        rows: what lies in the stage's pool; None where there is none.
         ring: token stage 0's state; None elsewhere.
-        landed: rows that arrive by stream; None where prompts run in this pipeline.
+        landed: rows that arrive by stream; None where none can.
         out: takes the KV that leaves this stage.
+        sources: what this worker holds for others.
     """
 
     def __init__(
         self,
         host: Host,
-        compute: StageCompute,
+        passes: Passes,
         *,
+        rows: PoolRows | None,
         ring: Ring | None,
         landed: LandedRows | None,
         out: Outflow,
+        sources: Sources,
     ) -> None:
         self._host = host
-        self._compute = compute
+        self._passes = passes
+        self._pool_rows = rows
         self._ring = ring
         self._landed = landed
         self._out = out
+        self._sources = sources
+        self._restoring = Restoring(rows, landed, out) if rows is not None and landed is not None else None
         self._fetching = FetchAgain(host.peers, host.plan.epoch)
+        self._acks = Acknowledgements(host)
         self._work: deque[Received] = deque()
         self._is_stopped = False
         self._checked_s = 0.0
-        self._lost = LostLinks(host.clock)
+        self._lost = LostLinks(host)
 
     def run(self) -> None:
-        """The controller has said ``Stop``. Raises Fatal when the controller is gone, or a peer's link stays gone."""
+        """The controller has said ``Stop``, or a newer plan is in force. Raises Fatal when the controller is gone."""
+        try:
+            self._run()
+        finally:
+            for work in self._work:
+                work.inbound.release()
+
+    def finish(self) -> dict[str, int]:
+        """Rows that had landed whole are in the pool. Returns what became of the chunks that came for it.
+
+        Once nothing lands any more.
+        """
+        if self._landed is not None and self._pool_rows is not None:
+            for row_id, length in self._landed.take_all():
+                self._pool_rows.written(row_id, length)
+        return self._own_counts()
+
+    def _run(self) -> None:
         while not self._is_stopped:
             event = self._host.mailbox.take(0.0)
             if event is None:
@@ -96,16 +133,18 @@ class Engine:
             case PeerLost():
                 self._lost.note(event)
             case Wake():
-                self._is_stopped = self._host.is_asked_to_stop()
+                self._is_stopped = self._host.is_asked_to_stop() or self._host.is_superseded()
+            case ClusterFenced() | ClusterFormed():
+                raise Fatal(f"{type(event).__name__} is for the controller")
             case _:
                 assert_never(event)
 
     def _obey(self, message: m.AnyMessage) -> None:
         match message:
             case m.ExpectRows():
-                self._out.begin(message.rows)
-                self._take_landed(self._rows().expect(message.rows))
+                self._expect(message.rows)
             case m.AdmitRows():
+                self._lead().resume_at(message.steps)
                 self._lead().admit(message.rows, self._host.clock.monotonic())
             case m.RowReady():
                 for row_id in message.row_ids:
@@ -120,9 +159,17 @@ class Engine:
                 )
             case m.AskReport():
                 self._out.drain(_DRAIN_S)
-                self._host.report(streamers=self._out.streamers, kv=self._kv_counts())
+                self._host.report(self._out, self._kv_counts())
             case m.SendAgain():
                 self._send_again(message.parts)
+            case m.AskHoldings():
+                self._sources.tell()
+            case m.SendRows():
+                self._sources.send(message.parts)
+            case m.RestoreRows():
+                self._restore(message)
+            case m.ForgetSources():
+                self._host.kept.forget_sources()
             case m.SetStreaming():
                 self._out.set_level(message.level)
             case m.Stop():
@@ -133,6 +180,8 @@ class Engine:
 
     def _work_once(self) -> bool:
         """One piece of work is done; False when there is none."""
+        if self._host.kept.slow_s:
+            self._host.clock.sleep(self._host.kept.slow_s)
         if self._work:
             work = self._work.popleft()
             try:
@@ -149,11 +198,11 @@ class Engine:
     def _do(self, work: Received) -> None:
         message, payload = work.message, work.inbound.payload
         if isinstance(message, m.StepActivations):
-            self._step(message.microbatch, message.step, message.rows, self._hidden(payload, 1))
+            self._step(message.microbatch, message.step, message.rows, payload)
             return
         assert isinstance(message, m.RunPrompt | m.PromptActivations)
         try:
-            self._prompt(message, payload)
+            self._passes.prompt(message, payload)
         except (RuntimeError, ValueError, IndexError, Retryable) as error:
             # A prompt that cannot be computed (memory, a bad id) or streamed costs its own rows, not the stage.
             logger.exception("prompt microbatch failed")
@@ -166,43 +215,26 @@ class Engine:
                 ),
             )
 
-    def _prompt(self, message: m.RunPrompt | m.PromptActivations, payload: Buffer) -> None:
-        rows = message.rows
-        if isinstance(message, m.RunPrompt):
-            inputs = prompt_ids(payload, len(rows), self._host.model.device)
-        else:
-            inputs = self._hidden(payload, max(row.length for row in rows), len(rows))
-        self._out.begin(rows)
-        with self._host.meter.computing("prompt", rows=len(rows), tokens=sum(row.length for row in rows)):
-            output = self._compute.prompt(rows, inputs, self._out.on_layer(rows), self._out.on_written(rows))
-            tokens = self._compute.sample_prompt(rows, output) if self._host.place.is_last else ()
-        if self._host.place.is_last:
-            row_ids = tuple(row.row_id for row in rows)
-            self._host.tell(CONTROLLER, m.PromptTokens(epoch=self._epoch, row_ids=row_ids, tokens=tokens))
-        else:
-            self._pass_on(m.PromptActivations(epoch=self._epoch, rows=rows), output)
-        self._out.end_pass()
-
-    def _step(self, microbatch: int, step: int, rows: tuple[StepRow, ...], inputs: Tensor | None) -> None:
-        with self._host.meter.computing("step", microbatch=microbatch, step=step, rows=len(rows)):
-            output = self._compute.step(microbatch, rows, inputs)
-            tokens = self._compute.sample_step(rows, output) if self._host.place.is_last else ()
-        self._out.step(microbatch, rows)
-        if not self._host.place.is_last:
-            self._pass_on(m.StepActivations(epoch=self._epoch, microbatch=microbatch, step=step, rows=rows), output)
+    def _step(self, microbatch: int, step: int, rows: tuple[StepRow, ...], payload: Buffer | None) -> None:
+        done = self._passes.step(microbatch, step, rows, payload)
+        if done is None:
             return
-        done = m.StepTokens(
-            epoch=self._epoch,
-            microbatch=microbatch,
-            step=step,
-            row_ids=tuple(row.row_id for row in rows),
-            tokens=tokens,
-        )
-        self._host.tell(CONTROLLER, done)
         if self._ring is not None:
             self._complete(done)
         else:
             self._host.tell(self._host.first_worker, done)
+
+    def _expect(self, rows: Sequence[m.PromptRow]) -> None:
+        if self._pool_rows is not None:
+            self._out.begin(self._pool_rows.begin(rows))
+        self._take_landed(self._rows().expect(rows))
+
+    def _restore(self, message: m.RestoreRows) -> None:
+        if self._restoring is None:
+            raise Fatal(f"{self._host.place.pipeline.kind} stage {self._stage} keeps no rows")
+        here, landed = self._restoring.begin(message)
+        self._ready(here)
+        self._take_landed(landed)
 
     def _complete(self, message: m.StepTokens) -> None:
         tokens = dict(zip(message.row_ids, message.tokens, strict=True))
@@ -214,6 +246,9 @@ class Engine:
         if self._landed is not None:
             self._landed.release(row_ids)
         self._out.release(row_ids)
+        self._host.kept.replicas.release(row_ids)
+        if self._pool_rows is not None:
+            self._pool_rows.release(row_ids)
         self._fetching.forget(row_ids)
         if self._ring is not None:
             gone = self._ring.release(row_ids)
@@ -221,15 +256,25 @@ class Engine:
                 self._host.tell(CONTROLLER, m.RowsEnded(epoch=self._epoch, row_ids=gone))
 
     def _take_landed(self, row_ids: tuple[RowId, ...]) -> None:
-        ready = self._rows().take(row_ids) if row_ids else ()
-        if not ready:
+        taken = self._rows().take(row_ids) if row_ids else ()
+        if not taken:
             return
-        self._out.prompts(ready)
+        if self._pool_rows is not None:
+            for row_id, length in taken:
+                self._pool_rows.written(row_id, length)
+        ready = tuple(row_id for row_id, _ in taken)
+        fresh = ready if self._restoring is None else self._restoring.take(ready)
+        if fresh:
+            self._out.prompts(fresh)
+        self._ready(ready)
+
+    def _ready(self, row_ids: tuple[RowId, ...]) -> None:
         if self._ring is not None:
-            for row_id in ready:
+            for row_id in row_ids:
                 self._ring.row_ready(row_id, self._stage)
-        else:
-            self._host.tell(self._host.first_worker, m.RowReady(epoch=self._epoch, row_ids=ready, stage=self._stage))
+        elif row_ids:
+            message = m.RowReady(epoch=self._epoch, row_ids=row_ids, stage=self._stage)
+            self._host.tell(self._host.first_worker, message)
 
     def _spoilt(self, row_ids: tuple[RowId, ...], reason: str) -> None:
         row_ids = row_ids if self._landed is None else self._landed.unproven(row_ids)
@@ -237,8 +282,15 @@ class Engine:
             self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=row_ids, reason=reason))
 
     def _fetch_again(self, event: ChunksSpoilt) -> None:
-        unproven = set(self._rows().unproven([chunk.row_id for chunk in event.chunks]))
-        spent = self._fetching.ask(event.peer, [chunk for chunk in event.chunks if chunk.row_id in unproven])
+        replicas = self._host.kept.replicas
+        copies = [chunk for chunk in event.chunks if replicas.store_for(chunk.layers) is not None]
+        for row_id in self._fetching.ask(event.peer, [one for one in copies if not replicas.has_ended(one.row_id)]):
+            logger.error("the copy of row %s stays incomplete: its KV came corrupt too often", row_id)
+        if self._landed is None:
+            return
+        own = [chunk for chunk in event.chunks if chunk not in copies]
+        unproven = set(self._landed.unproven([chunk.row_id for chunk in own]))
+        spent = self._fetching.ask(event.peer, [chunk for chunk in own if chunk.row_id in unproven])
         self._spoilt(spent, f"corrupt KV from {event.peer}, also when it was sent again")
 
     def _send_again(self, parts: Sequence[m.KvPart]) -> None:
@@ -250,7 +302,7 @@ class Engine:
         if now_s - self._checked_s < _IDLE_S:
             return
         self._checked_s = now_s
-        self._lost.check()
+        self._acks.publish()
         if self._ring is not None:
             self._check_overdue(self._ring, now_s)
 
@@ -260,14 +312,6 @@ class Engine:
             reason = f"KV was not complete {self._host.plan.timeout_s:g} s after the first token"
             ring.release(overdue)
             self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=overdue, reason=reason))
-
-    def _pass_on(self, message: m.PromptActivations | m.StepActivations, hidden: Tensor) -> None:
-        assert self._host.place.next_worker is not None
-        self._host.tell(self._host.place.next_worker, message, (buffer_of(hidden),))
-
-    def _hidden(self, payload: Buffer, length: int, num_rows: int = -1) -> Tensor:
-        shape = (num_rows, length, self._host.model.hidden_size)
-        return tensor_of(payload, shape, self._host.model.dtype, self._host.model.device)
 
     def _lead(self) -> Ring:
         if self._ring is None:
@@ -280,6 +324,11 @@ class Engine:
         return self._landed
 
     def _kv_counts(self) -> dict[str, int]:
+        totals = Counter(self._own_counts())
+        totals.update(self._host.kept.replicas.counts())
+        return dict(totals)
+
+    def _own_counts(self) -> dict[str, int]:
         counts = self._landed.counts() if self._landed is not None else {}
         return counts | {"asked_again": self._fetching.num_asked}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,14 +13,15 @@ from dejavu.clock import Clock
 from dejavu.control.plan import Place, Plan
 from dejavu.engine import messages as m
 from dejavu.engine.compute import buffer_of
+from dejavu.engine.kept import Kept
 from dejavu.engine.mailbox import Mailbox
 from dejavu.engine.meter import Meter
+from dejavu.engine.outflow import Outflow
 from dejavu.engine.peers import CONTROLLER, Peers
 from dejavu.errors import Fatal
 from dejavu.ids import WorkerName
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import RowSpan
-from dejavu.kv.streamer import Streamer
 from dejavu.models.stage import StageModel
 from dejavu.report.spans import SpanRecorder
 from dejavu.transport.base import Buffer
@@ -29,27 +31,44 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A worker's surroundings."""
+    """A worker's surroundings in one epoch."""
 
     name: WorkerName
     plan: Plan
     place: Place
-    loaded: StageModel | None
-    """None on a stage that computes nothing."""
-    pool: KvPool | None
+    kept: Kept
     mailbox: Mailbox
     peers: Peers
-    recorder: SpanRecorder
-    meter: Meter
     clock: Clock
+    reach: Callable[[WorkerName], None]
+    """A link to that worker is up afterwards, whether the plan foresees one or not. Raises TransportError."""
+    acknowledge: Callable[[str, int, bytes], None]
+    """Pipeline, stage and value of a key of acknowledgements: it will be in the store. Never waits."""
     is_asked_to_stop: Callable[[], bool]
+    is_superseded: Callable[[], bool]
+    """Whether a newer plan is in force: then this epoch is over."""
+
+    @property
+    def recorder(self) -> SpanRecorder:
+        """Of the whole process."""
+        return self.kept.recorder
+
+    @property
+    def meter(self) -> Meter:
+        """Of the whole process."""
+        return self.kept.meter
+
+    @property
+    def pool(self) -> KvPool | None:
+        """The stage's pool; None on a stage that keeps no rows."""
+        return None if self.kept.held is None else self.kept.held.pool
 
     @property
     def model(self) -> StageModel:
         """The stage's model. Raises Fatal where there is none."""
-        if self.loaded is None:
+        if self.kept.model is None:
             raise Fatal(f"{self.place.pipeline.kind} stage {self.place.stage.index} has no model")
-        return self.loaded
+        return self.kept.model
 
     @property
     def first_worker(self) -> WorkerName:
@@ -76,14 +95,17 @@ class Host:
         ]
         return buffer_of(torch.stack(cells))
 
-    def report(self, *, streamers: Sequence[Streamer], kv: dict[str, int]) -> None:
-        """The controller gets this worker's counters and spans; ``kv`` says what became of the chunks that came."""
+    def report(self, out: Outflow | None, kv: dict[str, int]) -> None:
+        """The controller gets this worker's counters and spans; ``kv`` says what became of this epoch's chunks."""
+        totals, model = self.kept.totals, self.kept.model
         counters = self.meter.counters(
             self.name,
             self.place,
-            streamers=[streamer.counters for streamer in streamers],
-            kv=kv,
-            weight_bytes=self.loaded.weight_bytes if self.loaded is not None else 0,
+            handoffs=[*totals.handoffs, *(one.counters for one in (out.handoffs if out else ()))],
+            copiers=[*totals.copiers, *(one.counters for one in (out.copiers if out else ()))],
+            are_replicas=self.plan.replication > 0,
+            kv=dict(totals.kv + Counter(kv)),
+            weight_bytes=model.weight_bytes if model is not None else 0,
             pool_bytes=self.pool.nbytes if self.pool is not None else 0,
         )
         spans = m.encode_spans(list(self.recorder.snapshot()))

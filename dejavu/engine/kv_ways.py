@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dejavu.control.plan import Place, Plan, Stage
 from dejavu.engine.copies import Copies
+from dejavu.engine.kept import HeldPool
 from dejavu.engine.mailbox import Mailbox, RowsSpoilt
 from dejavu.engine.outflow import Outflow
 from dejavu.engine.peers import Peers
@@ -15,22 +19,25 @@ from dejavu.errors import ConfigError
 from dejavu.ids import RowId
 from dejavu.kv.device import copier_for
 from dejavu.kv.disk import DiskMemory
-from dejavu.kv.flush import Destinations, Sender
+from dejavu.kv.fan_out import FanOut
+from dejavu.kv.flush import Destination, RemoteMemory, Sender
 from dejavu.kv.inbox import KvInbox
-from dejavu.kv.pool import KvPool
-from dejavu.kv.replica import ReplicaLimits, ReplicaStore
 from dejavu.kv.route import Holding
 from dejavu.kv.staging import StagingRing
 from dejavu.kv.stream_account import StreamSpan
 from dejavu.kv.stream_setup import StreamSetup
 from dejavu.kv.streamer import Streamer
-from dejavu.report.spans import SpanRecorder
+from dejavu.report.spans import Category, SpanRecorder
 
 logger = logging.getLogger(__name__)
 
 _STAGING_BUFFERS = 4
 _MOST_STAGING_BYTES = 8 * 2**20
 """Large enough that a message's fixed cost does not show, small enough that four of them are nothing."""
+_PATIENCE_S = 0.05
+"""So long a step waits for a buffer to copy its cells with: about the time of a step, and no user sees it."""
+_HOLDERS = "holders"
+"""All destinations of a copy together, as one owner."""
 _RETAINED_BYTES = 128 * 2**20
 """Of prompt layers that have left, for token stages that ask again; older rows are computed again."""
 
@@ -46,7 +53,7 @@ class Flow:
     mailbox: Mailbox
     recorder: SpanRecorder
 
-    def span(self, span: StreamSpan) -> None:
+    def span(self, category: Category, span: StreamSpan) -> None:
         """The part of a job is on the timeline."""
         duration_s = span.end_s - span.start_s
         if span.name == "stream_wait":
@@ -54,7 +61,7 @@ class Flow:
         else:
             self.recorder.add(
                 span.name,
-                "stream",
+                category,
                 span.start_s,
                 duration_s,
                 of=span.made_by,
@@ -66,13 +73,9 @@ class Flow:
         """The rows cannot go on: their KV did not leave."""
         self.mailbox.post(RowsSpoilt(row_ids=row_ids, reason=f"KV could not be streamed: {error}"))
 
-    def copy_failed(self, error: Exception, row_ids: tuple[RowId, ...]) -> None:
-        """The rows go on without a whole copy."""
-        logger.error("the copies of rows %s stay incomplete: %s", list(row_ids), error)
-
 
 def kv_inbox(cluster: str, plan: Plan, place: Place) -> KvInbox:
-    """Where a token stage's prompts land."""
+    """Where rows land that a stage does not compute itself: prompts, and what is restored."""
     return KvInbox(
         cluster=cluster,
         epoch=plan.epoch,
@@ -82,47 +85,72 @@ def kv_inbox(cluster: str, plan: Plan, place: Place) -> KvInbox:
     )
 
 
-def replica_store(cluster: str, plan: Plan, place: Place) -> ReplicaStore:
-    """Where a memory stage's copies land: as many whole rows as the token stages hold, and as many that have ended."""
-    layout = plan.model.layout
-    row_bytes = layout.row_bytes(len(place.stage.layers))
-    return ReplicaStore(
-        cluster=cluster,
-        epoch=plan.epoch,
-        layout=layout,
-        holding=_holding(plan, place.stage),
-        limits=ReplicaLimits(max_bytes=2 * place.pipeline.num_rows * row_bytes),
-    )
-
-
-def outflow(flow: Flow, pool: KvPool | None, kv_folder: Path | None) -> Outflow:
+def outflow(flow: Flow, held: HeldPool | None, kv_folder: Path | None) -> Outflow:
     """What leaves a stage that computes. Raises ConfigError for copies on a disk that cannot be used."""
     if flow.place.pipeline.kind == "prompt":
         targets = tuple(_holding(flow.plan, stage) for stage in flow.plan.token_pipeline.stages)
-        return Outflow(handoff=_streamer(flow, targets, flow.peers, retain_bytes=_RETAINED_BYTES))
-    if flow.plan.stream_to is None or pool is None:
+        way = _Way(targets=targets, sender=flow.peers, on_error=flow.handoff_failed, retain_bytes=_RETAINED_BYTES)
+        return Outflow(handoff=_streamer(flow, way))
+    disk = _disk(flow, kv_folder)
+    destinations = _destinations(flow, disk)
+    if held is None or not destinations:
         return Outflow()
-    rows = flow.place.pipeline.microbatch_rows
-    if flow.plan.stream_to == "memory":
-        targets = tuple(_holding(flow.plan, stage) for stage in flow.plan.memory_stages)
-        return Outflow(copies=Copies(_streamer(flow, targets, flow.peers), pool, rows, None))
+    lost: deque[RowId] = deque()
+
+    def failed(error: Exception, row_ids: tuple[RowId, ...]) -> None:
+        logger.warning("the copies of rows %s are behind: %s", list(row_ids), error)
+        lost.extend(row_ids)
+
+    everywhere = replace(_holding(flow.plan, flow.place.stage), owner=_HOLDERS)
+    category: Category = "replicate" if flow.plan.replication else "stream"
+    way = _Way(
+        targets=(everywhere,),
+        sender=FanOut(destinations),
+        on_error=failed,
+        patience_s=_PATIENCE_S,
+        category=category,
+    )
+    return Outflow(copies=Copies(_streamer(flow, way), held.pool, held.rows, lost, disk))
+
+
+def _destinations(flow: Flow, disk: DiskMemory | None) -> dict[str, Destination]:
+    """Everybody who gets a copy of this stage's rows."""
+    holders = (*flow.plan.successors_of(flow.place.stage.worker), *flow.plan.memory_stages)
+    destinations: dict[str, Destination] = {
+        stage.worker: RemoteMemory(owner=stage.worker, sender=flow.peers) for stage in holders
+    }
+    return destinations if disk is None else {**destinations, "disk": disk}
+
+
+def _disk(flow: Flow, kv_folder: Path | None) -> DiskMemory | None:
+    if flow.plan.stream_to != "disk":
+        return None
     if kv_folder is None:
         raise ConfigError("strategy.stream_to=disk needs a folder, and this worker was started without one")
     disk = DiskMemory(kv_folder)
     logger.info("copies of rows go to %s (%s)", kv_folder, disk.regime)
-    target = _holding(flow.plan, flow.place.stage)
-    streamer = _streamer(flow, (target,), Destinations(by_owner={target.owner: disk}))
-    return Outflow(copies=Copies(streamer, pool, rows, disk))
+    return disk
 
 
-def _streamer(flow: Flow, targets: tuple[Holding, ...], sender: Sender, *, retain_bytes: int = 0) -> Streamer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """Where a streamer's KV goes, and what becomes of KV that does not leave."""
+
+    targets: tuple[Holding, ...]
+    sender: Sender
+    on_error: Callable[[Exception, tuple[RowId, ...]], None]
+    retain_bytes: int = 0
+    patience_s: float | None = None
+    category: Category = "stream"
+
+
+def _streamer(flow: Flow, way: _Way) -> Streamer:
     plan, layout = flow.plan, flow.plan.model.layout
-    is_handoff = flow.place.pipeline.kind == "prompt"
     setup = StreamSetup(
         cluster=flow.cluster,
         epoch=plan.epoch,
         source=_holding(plan, flow.place.stage),
-        targets=targets,
+        targets=way.targets,
         layout=layout,
     )
     layer_bytes = layout.position_bytes * layout.max_length * flow.place.pipeline.microbatch_rows
@@ -131,13 +159,14 @@ def _streamer(flow: Flow, targets: tuple[Holding, ...], sender: Sender, *, retai
     return Streamer(
         setup,
         StagingRing(_STAGING_BUFFERS, buffer_bytes, pin=plan.device != "cpu", device=plan.device),
-        sender,
-        on_error=flow.handoff_failed if is_handoff else flow.copy_failed,
-        on_span=flow.span,
+        way.sender,
+        on_error=way.on_error,
+        on_span=partial(flow.span, way.category),
         level=plan.streaming,
         copier=copier_for(plan.device),
-        retain_bytes=retain_bytes,
+        retain_bytes=way.retain_bytes,
         timeout_s=plan.timeout_s,
+        patience_s=way.patience_s,
     )
 
 

@@ -34,8 +34,9 @@ class LandedRows:
             landed.extend(self._inbox.expect(row.row_id, row.length).completed)
         return tuple(landed)
 
-    def take(self, row_ids: Iterable[RowId]) -> tuple[RowId, ...]:
-        """The rows' KV is in the pool, host memory is free again. Returns the rows taken; released ones are not."""
+    def take(self, row_ids: Iterable[RowId]) -> tuple[tuple[RowId, int], ...]:
+        """The rows' KV is in the pool, host memory is free again. Returns the rows taken, which released ones are not,
+        with their lengths."""
         taken = []
         for row_id in row_ids:
             place = self._places.pop(row_id, None)
@@ -45,8 +46,12 @@ class LandedRows:
                 landed = self._inbox.take(row_id)
                 stream_in(landed, self._pool, place)
                 self._inbox.recycle(landed)
-            taken.append(row_id)
+            taken.append((row_id, landed.length))
         return tuple(taken)
+
+    def take_all(self) -> tuple[tuple[RowId, int], ...]:
+        """As ``take``, of every row that is whole."""
+        return self.take([row_id for row_id in list(self._places) if self._inbox.is_complete(row_id)])
 
     def unproven(self, row_ids: Iterable[RowId]) -> tuple[RowId, ...]:
         """Those of the rows that still wait for KV: a bad chunk does the others no harm."""

@@ -1,35 +1,32 @@
-"""What a worker makes of a link that is gone: the end, unless ``Stop`` comes first."""
+"""What a worker makes of a link that is gone: it tells the controller, who knows more than one worker does."""
 
 from __future__ import annotations
 
 import logging
 
-from dejavu.clock import Clock
+from dejavu.engine import messages as m
+from dejavu.engine.host import Host
 from dejavu.engine.mailbox import PeerLost
 from dejavu.engine.peers import CONTROLLER
 from dejavu.errors import Fatal
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 3.0
-"""How long a peer's link may be gone before ``Stop`` comes: at a clean end, workers part in any order."""
-
 
 class LostLinks:
-    """Main thread only."""
+    """Main thread only. A peer is reported once an epoch: whether it is dead is for others to find out."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lost: tuple[float, str] | None = None
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._reported: set[str] = set()
 
     def note(self, event: PeerLost) -> None:
-        """A link is gone. Raises Fatal at once when it is the controller's."""
+        """A link is gone. Raises Fatal when it is the controller's: nobody would say how to go on."""
         if event.peer == CONTROLLER:
             raise Fatal(f"the controller is gone: {event.reason}")
+        if event.peer in self._reported:
+            return
+        self._reported.add(event.peer)
         logger.warning("peer %s is gone: %s", event.peer, event.reason)
-        self._lost = self._lost or (self._clock.monotonic(), f"the link with {event.peer} is gone: {event.reason}")
-
-    def check(self) -> None:
-        """Raises Fatal when a peer's link has been gone for too long."""
-        if self._lost is not None and self._clock.monotonic() - self._lost[0] > _GRACE_S:
-            raise Fatal(self._lost[1])
+        message = m.LinkLost(epoch=self._host.plan.epoch, peer=event.peer, reason=event.reason)
+        self._host.tell(CONTROLLER, message)

@@ -56,6 +56,8 @@ class PeerLost:
 
     peer: str
     reason: str
+    epoch: Epoch
+    """Of the link: one that ends in a later epoch is no loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class Mailbox:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self.kv: SimpleQueue[Inbound | None] = SimpleQueue()
         self.num_stale = 0
+        self._held: list[Inbound] | None = None
 
     def post(self, event: Event) -> None:
         """The main thread will see the event. Any thread."""
@@ -104,10 +107,30 @@ class Mailbox:
 
     def take(self, timeout_s: float) -> Event | None:
         """The next event, or None after ``timeout_s`` seconds; 0 does not wait."""
-        try:
-            return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
-        except Empty:
-            return None
+        while True:
+            try:
+                event = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+            except Empty:
+                return None
+            if not self._is_overtaken(event):
+                return event
+
+    def forget(self) -> None:
+        """Events that were posted in an epoch that is over are gone; what somebody outside said stays."""
+        kept = []
+        while (event := self.take(0.0)) is not None:
+            if isinstance(event, Wake):
+                kept.append(event)
+            elif isinstance(event, Received):
+                event.inbound.release()
+        for event in kept:
+            self._events.put(event)
+
+    def hold(self, is_held: bool) -> None:
+        """While held, messages wait outside; then they come in their order. For injected partitions. Any thread."""
+        held, self._held = self._held, [] if is_held else None
+        for message in held or ():
+            self.received(message)
 
     def admit(self, hello: Hello) -> str | None:
         """None, or why the peer is refused: both values are named."""
@@ -125,6 +148,9 @@ class Mailbox:
 
     def received(self, message: Inbound) -> None:
         """The message is in the queue of its kind; a stale or unreadable one is dropped and counted."""
+        if self._held is not None:
+            self._held.append(message)
+            return
         if message.header[:1] != CONTROL:
             self.kv.put(message)
             return
@@ -144,4 +170,15 @@ class Mailbox:
 
     def lost(self, hello: Hello, reason: str) -> None:
         """The main thread will see that the peer's link is gone."""
-        self._events.put(PeerLost(peer=hello.name, reason=reason))
+        self._events.put(PeerLost(peer=hello.name, reason=reason, epoch=Epoch(hello.epoch)))
+
+    def _is_overtaken(self, event: Event) -> bool:
+        """Whether the event belongs to an epoch that ended while it waited here."""
+        epoch = self._epoch()
+        if isinstance(event, PeerLost):
+            return epoch is not None and event.epoch != epoch
+        if isinstance(event, Received) and epoch is not None and event.message.epoch != epoch:
+            self.num_stale += 1
+            event.inbound.release()
+            return True
+        return False

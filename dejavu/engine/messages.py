@@ -6,10 +6,12 @@ as ``kv.chunk.KvMessage``, told apart by the first byte of the header: a KvMessa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from dejavu.control.holdings import HeldRow
 from dejavu.control.ring import AdmittedRow, StepRow
 from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.box import Span as KvSpan
@@ -94,6 +96,8 @@ class AdmitRows(Message, frozen=True):
     """Controller to token stage 0: these rows join together once ready."""
 
     rows: tuple[AdmittedRow, ...]
+    steps: dict[int, int] = {}
+    """In a new epoch: the last finished step of each microbatch, which the next one is numbered after."""
 
 
 class ReleaseRows(Message, frozen=True):
@@ -160,6 +164,68 @@ class SendAgain(Message, frozen=True):
     parts: tuple[KvPart, ...]
 
 
+class AskHoldings(Message, frozen=True):
+    """Controller to a stage that keeps rows: say which cells you hold."""
+
+
+class Holdings(Message, frozen=True):
+    """The answer. Payload: msgpack list of ``HeldRow``."""
+
+
+class RestoredRow(msgspec.Struct, frozen=True, array_like=True):
+    """A row that goes on in a new epoch."""
+
+    row_id: RowId
+    microbatch: int
+    row_index: int
+    length: int
+    """Positions [0, length) that every stage holds when it goes on."""
+    is_here: bool
+    """Whether they lie in this stage's pool already; otherwise they will come."""
+
+
+class CopySpan(msgspec.Struct, frozen=True, array_like=True):
+    """Positions [start, stop) of a row whose copy was lost."""
+
+    row_id: RowId
+    start: int
+    stop: int
+
+
+class RestoreRows(Message, frozen=True):
+    """Controller to a token stage: these rows go on; once they are whole, copy what was lost again."""
+
+    rows: tuple[RestoredRow, ...]
+    copies: tuple[CopySpan, ...] = ()
+
+
+class SendPart(msgspec.Struct, frozen=True, array_like=True):
+    """Positions [0, length) of a row in these layers, for ``target``'s pool."""
+
+    row_id: RowId
+    layers: LayerRange
+    length: int
+    is_copy: bool
+    target: WorkerName
+
+
+class SendRows(Message, frozen=True):
+    """Controller to a holder of cells: send them."""
+
+    parts: tuple[SendPart, ...]
+
+
+class ForgetSources(Message, frozen=True):
+    """Controller to every worker: all rows go on; what was kept only to restore them may go."""
+
+
+class LinkLost(Message, frozen=True):
+    """A worker to the controller: a link with another worker has ended, and why."""
+
+    peer: str
+    reason: str
+
+
 class SetStreaming(Message, frozen=True):
     """Controller to every worker, while no request is open: KV leaves in this way from now on."""
 
@@ -200,6 +266,12 @@ AnyMessage: TypeAlias = (
     | InspectCopy
     | InspectedCopy
     | SendAgain
+    | AskHoldings
+    | Holdings
+    | RestoreRows
+    | SendRows
+    | ForgetSources
+    | LinkLost
     | SetStreaming
     | AskReport
     | Report
@@ -208,6 +280,7 @@ AnyMessage: TypeAlias = (
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnyMessage)
+_HELD = msgspec.msgpack.Decoder(list[HeldRow])
 _SPANS = msgspec.msgpack.Decoder(list[Span])
 
 
@@ -219,6 +292,16 @@ def encode(message: AnyMessage) -> bytes:
 def decode(header: bytes) -> AnyMessage:
     """The message of a header that begins with ``CONTROL``. Raises msgspec.DecodeError."""
     return _DECODER.decode(memoryview(header)[1:])
+
+
+def encode_held(rows: Sequence[HeldRow]) -> bytes:
+    """The payload of ``Holdings``."""
+    return _ENCODER.encode(rows)
+
+
+def decode_held(payload: bytes | memoryview) -> list[HeldRow]:
+    """The rows of a ``Holdings`` payload."""
+    return _HELD.decode(payload)
 
 
 def encode_spans(spans: list[Span]) -> bytes:

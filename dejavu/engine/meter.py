@@ -56,14 +56,17 @@ class Meter:
         name: str,
         place: Place,
         *,
-        streamers: Sequence[StreamerCounters],
+        handoffs: Sequence[StreamerCounters],
+        copiers: Sequence[StreamerCounters],
+        are_replicas: bool,
         kv: dict[str, int],
         weight_bytes: int,
         pool_bytes: int,
     ) -> WorkerCounters:
-        """The totals so far."""
+        """The totals so far. Copies count as replicated where the plan replicates, else as streamed."""
         layers = place.stage.layers
-        exposed_s = sum(one.exposed_s for one in streamers)
+        streamed = _transferred(handoffs if are_replicas else (*handoffs, *copiers))
+        replicated = _transferred(copiers if are_replicas else ())
         return WorkerCounters(
             name=name,
             pipeline=place.pipeline.kind,
@@ -73,14 +76,24 @@ class Meter:
             window_s=self._last_s - self._first_s if self._first_s is not None else 0.0,
             steps=self._steps,
             prompts=self._prompts,
-            stream_bytes=sum(one.bytes_out for one in streamers),
-            stream_hidden_s=max(sum(one.busy_s for one in streamers) - exposed_s, 0.0),
-            stream_exposed_s=exposed_s,
+            stream_bytes=streamed[0],
+            stream_hidden_s=streamed[1],
+            stream_exposed_s=streamed[2],
+            replica_bytes=replicated[0],
+            replica_hidden_s=replicated[1],
+            replica_exposed_s=replicated[2],
             kv=kv,
             peak_rss_bytes=peak_rss_bytes(),
             weight_bytes=weight_bytes,
             kv_pool_bytes=pool_bytes,
         )
+
+
+def _transferred(streamers: Sequence[StreamerCounters]) -> tuple[int, float, float]:
+    """Bytes, hidden seconds, exposed seconds."""
+    exposed_s = sum(one.exposed_s for one in streamers)
+    hidden_s = max(sum(one.busy_s for one in streamers) - exposed_s, 0.0)
+    return sum(one.bytes_out for one in streamers), hidden_s, exposed_s
 
 
 def peak_rss_bytes() -> int:

@@ -30,20 +30,29 @@ class Outflow:
         self._copies = copies
 
     @property
+    def handoffs(self) -> tuple[Streamer, ...]:
+        """The streamer of prompts to other stages' pools, where there is one."""
+        return () if self._handoff is None else (self._handoff,)
+
+    @property
+    def copiers(self) -> tuple[Streamer, ...]:
+        """The streamer of copies, where there is one."""
+        return () if self._copies is None else (self._copies.streamer,)
+
+    @property
     def streamers(self) -> tuple[Streamer, ...]:
-        """Those that are there, for their counters."""
-        copies = self._copies.streamer if self._copies is not None else None
-        return tuple(streamer for streamer in (self._handoff, copies) if streamer is not None)
+        """Those that are there."""
+        return (*self.handoffs, *self.copiers)
 
     def set_level(self, level: StreamingLevel) -> None:
         """From the next pass on."""
         for streamer in self.streamers:
             streamer.set_level(level)
 
-    def begin(self, rows: Sequence[PromptRow]) -> None:
-        """The rows' prompts may be written to their places in the pool."""
+    def begin(self, places: frozenset[int]) -> None:
+        """These rows of the pool may be written to."""
         if self._copies is not None:
-            self._copies.begin(rows)
+            self._copies.begin(places)
 
     def on_layer(self, rows: Sequence[PromptRow]) -> Callable[[int, Tensor, Tensor], None] | None:
         """What is to be told of each prompt layer that exists, if anything."""
@@ -78,10 +87,15 @@ class Outflow:
         if self._copies is not None:
             self._copies.prompts(row_ids)
 
-    def step(self, microbatch: int, rows: Sequence[StepRow]) -> None:
+    def again(self, spans: Sequence[tuple[RowId, int, int]]) -> None:
+        """Positions [start, stop) of these rows are copied again."""
+        if self._copies is not None and spans:
+            self._copies.again(spans)
+
+    def step(self, microbatch: int, step: int, rows: Sequence[StepRow]) -> None:
         """Each of the rows has one more cell in every layer."""
         if self._copies is not None:
-            self._copies.step(microbatch, rows)
+            self._copies.step(microbatch, step, rows)
 
     def release(self, row_ids: Sequence[RowId]) -> None:
         """The rows have ended."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from dejavu.engine.messages import AnyMessage, encode
+from dejavu.ids import Epoch
 from dejavu.transport.base import Buffer, Hello, Link, Transport, TransportError
 
 logger = logging.getLogger(__name__)
@@ -16,22 +18,31 @@ CONTROLLER = "controller"
 
 
 class Peers:
-    """Links that are up. ``on_failed(peer, reason)`` is called on the transport's thread when a send has failed."""
+    """Links that are up, of one epoch.
+
+    ``on_failed(peer, reason, epoch)`` is called on the transport's thread when a send has failed.
+    """
 
     def __init__(
-        self, transport: Transport, hello: Hello, *, timeout_s: float, on_failed: Callable[[str, str], None]
+        self, transport: Transport, hello: Hello, *, timeout_s: float, on_failed: Callable[[str, str, Epoch], None]
     ) -> None:
         self._transport = transport
         self._hello = hello
         self._timeout_s = timeout_s
         self._on_failed = on_failed
         self._links: dict[str, Link] = {}
+        self._held: list[tuple[str, bytes, Sequence[Buffer], Future[None]]] | None = None
 
     def connect(self, name: str, address: str, *, timeout_s: float) -> None:
         """A link to ``name`` is up; the log says by which transport. Raises TransportError, LinkRefused."""
         link = self._transport.connect(address, self._hello, peer=name, timeout_s=timeout_s)
         self._links[name] = link
         logger.info("link to %s at %s: %s", name, address, link.description)
+
+    @property
+    def hello(self) -> Hello:
+        """What this process says of itself."""
+        return self._hello
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,6 +54,11 @@ class Peers:
 
         The future fails with TransportError when there is no link, or when it fails.
         """
+        held = self._held
+        if held is not None:
+            waiting: Future[None] = Future()
+            held.append((owner, header, payload, waiting))
+            return waiting
         link = self._links.get(owner)
         if link is None:
             missing: Future[None] = Future()
@@ -55,6 +71,18 @@ class Peers:
         future = self.send(owner, encode(message), payload)
         future.add_done_callback(lambda done: self._check(owner, done))
         return future
+
+    def hold(self, is_held: bool) -> None:
+        """While held, messages wait; then they go in their order. For injected partitions. Any thread."""
+        held, self._held = self._held, [] if is_held else None
+        for owner, header, payload, waiting in held or ():
+            self.send(owner, header, payload).add_done_callback(partial(_pass_on, waiting))
+
+    def abort(self) -> None:
+        """The links are gone now, and sends that were under way have failed."""
+        for link in self._links.values():
+            link.abort()
+        self._links.clear()
 
     def close(self, timeout_s: float) -> None:
         """What was sent has been received; links are gone. A peer that is gone already is only logged."""
@@ -70,4 +98,12 @@ class Peers:
             return
         error = done.exception()
         if error is not None:
-            self._on_failed(owner, str(error))
+            self._on_failed(owner, str(error), Epoch(self._hello.epoch))
+
+
+def _pass_on(waiting: Future[None], done: Future[None]) -> None:
+    error = done.exception()
+    if error is None:
+        waiting.set_result(None)
+    else:
+        waiting.set_exception(error)

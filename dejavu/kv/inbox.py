@@ -158,6 +158,12 @@ class KvInbox:
         with self._lock:
             return row_id in self._ended
 
+    def is_complete(self, row_id: RowId) -> bool:
+        """True for a row that can be taken."""
+        with self._lock:
+            row = self._rows.get(row_id)
+            return row is not None and row.coverage.is_complete
+
     def describe(self, row_id: RowId) -> str:
         """What the inbox has of a row, and the first cell that is missing, for an error message."""
         with self._lock:

@@ -1,44 +1,26 @@
-"""``figure.png``: slowdowns by streaming as bars, a panel a model, a colour a destination.
-
-Matplotlib's ``Figure`` alone, without pyplot: it keeps no global state and needs no display.
-"""
+"""``figure.png``: slowdowns by streaming as bars, a panel a model, a colour a destination."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dejavu.report.json_file import replace_file
+from dejavu.report.figure_style import COLORS, DPI, FAINT, GRID, TEXT, Caption, clear_frame, save_png, write_caption
 from dejavu.report.streaming_table import FULL, OFF, Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
-"""Told apart by everyone, also in grey."""
-_TEXT, _FAINT = "#222222", "#9a9a9a"
 _GROUP_WIDTH = 0.8
 _BAR_INCHES, _PANEL_MARGIN_INCHES, _HEIGHT_INCHES = 0.5, 0.6, 4.4
 _LEAST_WIDTH_INCHES = 8.0
-_DPI = 160
 _LOG_FROM_SLOWDOWN = 3.0
 """Bars that differ by more cannot share a linear axis."""
 _PAPER_PERCENT = 2.0
 """What the paper stays within (DejaVu, appendix D)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caption:
-    """What stands over and under a figure."""
-
-    title: str
-    subtitle: str
-    source: str
-    """Machine and date."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +57,9 @@ def draw_levels(path: Path, summaries: Sequence[Summary], caption: Caption) -> N
             for destination in destinations
         ]
         _draw(axes, model, levels, series, base=1.0)
-        axes.axhline(1.0, color=_FAINT, linewidth=1.0, zorder=1)
+        axes.axhline(1.0, color=FAINT, linewidth=1.0, zorder=1)
     _mark_ratios(panels, is_log=is_log)
-    panels[0].set_ylabel(f"latency / latency of {OFF}", color=_TEXT)
+    panels[0].set_ylabel(f"latency / latency of {OFF}", color=TEXT)
     _set_limits(panels, is_log=is_log)
     _save(path, figure, panels, caption)
 
@@ -96,12 +78,12 @@ def draw_batches(path: Path, summaries: Sequence[Summary], caption: Caption) -> 
             for destination in destinations
         ]
         _draw(axes, model, [f"batch {batch}" for batch in batches], series, base=0.0)
-        axes.axhline(0.0, color=_FAINT, linewidth=1.0, zorder=1)
-        axes.axhline(_PAPER_PERCENT, color=_FAINT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-    panels[0].set_ylabel(f"latency of {FULL} above {OFF}, %", color=_TEXT)
+        axes.axhline(0.0, color=FAINT, linewidth=1.0, zorder=1)
+        axes.axhline(_PAPER_PERCENT, color=FAINT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+    panels[0].set_ylabel(f"latency of {FULL} above {OFF}, %", color=TEXT)
     panels[-1].annotate(
         f"{_PAPER_PERCENT:g} %", (1.0, _PAPER_PERCENT), xycoords=panels[-1].get_yaxis_transform(),
-        xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=_FAINT,
+        xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=FAINT,
     )  # fmt: skip
     _set_limits(panels, is_log=False)
     _save(path, figure, panels, caption)
@@ -150,10 +132,9 @@ def _panels(num_panels: int, bars_a_panel: int, caption: Caption) -> tuple[Figur
     from matplotlib.figure import Figure
 
     width_inches = num_panels * (_PANEL_MARGIN_INCHES + bars_a_panel * _BAR_INCHES)
-    figure = Figure(figsize=(max(_LEAST_WIDTH_INCHES, width_inches), _HEIGHT_INCHES), dpi=_DPI, facecolor="white")
+    figure = Figure(figsize=(max(_LEAST_WIDTH_INCHES, width_inches), _HEIGHT_INCHES), dpi=DPI, facecolor="white")
     panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
-    figure.suptitle(caption.title, x=0.02, y=0.975, ha="left", fontsize=13, fontweight="bold", color=_TEXT)
-    figure.text(0.02, 0.885, caption.subtitle, ha="left", fontsize=9.5, color=_TEXT)
+    write_caption(figure, caption)
     return figure, list(panels)
 
 
@@ -161,7 +142,7 @@ def _draw(axes: Axes, model: str, groups: Sequence[str], series: Sequence[_Bars]
     """The panel has a group of bars for each of ``groups``, a bar for each of ``series`` in it."""
     width = _GROUP_WIDTH / len(series)
     for number, one in enumerate(series):
-        color = _COLORS[number % len(_COLORS)]
+        color = COLORS[number % len(COLORS)]
         label: str | None = one.name
         for group, bar in enumerate(one.bars):
             if bar is None:
@@ -169,20 +150,17 @@ def _draw(axes: Axes, model: str, groups: Sequence[str], series: Sequence[_Bars]
             x = group + (number - (len(series) - 1) / 2) * width
             axes.bar(x, bar.value - base, width * 0.92, bottom=base, color=color, label=label, zorder=2)
             label = None
-            axes.vlines(x, bar.low, bar.high, color=_TEXT, linewidth=1.2, zorder=3)
+            axes.vlines(x, bar.low, bar.high, color=TEXT, linewidth=1.2, zorder=3)
             axes.annotate(
                 bar.label, (x, max(bar.high, base)), xytext=(0, 3), textcoords="offset points",
-                ha="center", va="bottom", fontsize=8, color=_TEXT,
+                ha="center", va="bottom", fontsize=8, color=TEXT,
             )  # fmt: skip
-    axes.set_title(model, fontsize=10.5, loc="left", color=_TEXT)
+    axes.set_title(model, fontsize=10.5, loc="left", color=TEXT)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_xlim(-0.5, len(groups) - 0.5)
-    axes.tick_params(colors=_TEXT, labelsize=9, length=0)
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.7, zorder=0)
+    clear_frame(axes)
+    axes.grid(axis="y", color=GRID, linewidth=0.7, zorder=0)
     axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
 
 
 def _mark_ratios(panels: Sequence[Axes], *, is_log: bool) -> None:
@@ -212,9 +190,6 @@ def _save(path: Path, figure: Figure, panels: Sequence[Axes], caption: Caption) 
         handles, labels, title="KV streamed to", loc="upper right", bbox_to_anchor=(0.985, 0.99), ncols=len(labels),
         frameon=False, fontsize=9, title_fontsize=9, alignment="left",
     )  # fmt: skip
-    figure.text(0.02, 0.025, caption.source, ha="left", fontsize=7.5, color="#666666")
     width_inches = figure.get_figwidth()
     figure.subplots_adjust(left=0.75 / width_inches, right=1 - 0.4 / width_inches, top=0.78, bottom=0.155, wspace=0.06)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=_DPI)
-    replace_file(path, content.getvalue())
+    save_png(path, figure)

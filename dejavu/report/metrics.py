@@ -13,6 +13,7 @@ from typing import TypedDict
 from dejavu.ids import RequestId
 from dejavu.report.counters import WorkerCounters
 from dejavu.report.json_file import write_json
+from dejavu.report.repairs import RepairReceipt
 from dejavu.request import Completion
 
 __all__ = ["Metrics", "RequestTimes", "WorkerCounters", "quantile", "summarize", "write_metrics"]
@@ -98,7 +99,7 @@ class Metrics(TypedDict):
     transfers: dict[str, Transfer]
     stages: list[StageMetrics]
     kv: dict[str, int]
-    repairs: list[Mapping[str, object]]
+    repairs: list[RepairReceipt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def summarize(
     token_times: Mapping[RequestId, Sequence[float]],
     workers: Mapping[str, WorkerCounters],
     wall_s: float,
-    repairs: Sequence[Mapping[str, object]] = (),
+    repairs: Sequence[RepairReceipt] = (),
     *,
     num_submitted: int | None = None,
 ) -> Metrics:

@@ -15,9 +15,11 @@ from rich.text import Text
 from dejavu.report.amounts import printable, show_bytes, show_count, show_rate, show_seconds, show_share
 from dejavu.report.counters import WorkerCounters
 from dejavu.report.metrics import FINISHED_REASONS, Metrics
+from dejavu.report.repairs import repair_line
 from dejavu.request import Completion
 
 PIPELINE_ORDER = ("prompt", "token", "colocated", "memory")
+MOST_REPAIRS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,5 +199,10 @@ def _transfers(metrics: Metrics) -> Iterable[tuple[str, Text]]:
     for name, style in (("duplicate", "yellow"), ("stale", "yellow"), ("corrupt", "bold red")):
         if metrics["kv"].get(name):
             yield "KV chunks", Text(f"{show_count(metrics['kv'][name], name + ' chunk')} dropped", style=style)
-    if metrics["repairs"]:
-        yield "repairs", Text(show_count(len(metrics["repairs"]), "repair"), style="yellow")
+    repairs = metrics["repairs"]
+    for repair in repairs[:MOST_REPAIRS]:
+        style = "bold red" if repair["problem"] else "yellow"
+        yield f"repair {repair['number']}", Text(printable(repair_line(repair)), style=style)
+    if repairs[MOST_REPAIRS:]:
+        more = show_count(len(repairs) - MOST_REPAIRS, "more repair")
+        yield "repairs", Text(f"… and {more} in metrics.json", style="dim")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dejavu.control.admission import Assigned
 from dejavu.control.ending import FinishReason, Limits, ending
+from dejavu.control.ring import AdmittedRow
 from dejavu.models.tokenizer import IncrementalDecoder, TextCodec
 from dejavu.request import Completion, Request
 
@@ -43,14 +45,54 @@ class Tracked:
     limits: Limits
     codec: TextCodec | None
     attempt: int = 1
+    resumed: int = 0
+    """Repairs that it has survived."""
+    strikes: int = 0
+    """Repairs in a row without a new token between them."""
+    replayed: int = 0
+    """Tokens at the end of ``tokens`` that are being made again, one by one; their users have them already."""
     tokens: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
     _decoder: IncrementalDecoder | None = None
     _text: str = ""
+    _num_at_repair: int = -1
 
     def __post_init__(self) -> None:
         if self.request.stop and self.codec is not None:
             self._decoder = IncrementalDecoder(self.codec)
+
+    @property
+    def num_done(self) -> int:
+        """New tokens that the cluster has made in its present course; the others are known and come again."""
+        return len(self.tokens) - self.replayed
+
+    def take_again(self, token: int) -> bool:
+        """A token that is known has been made again. Returns whether it is the same one."""
+        known = self.tokens[self.num_done]
+        self.replayed -= 1
+        return token == known
+
+    def admitted(self, row: Assigned, *, ready_stages: int | None = None) -> AdmittedRow:
+        """The row as token stage 0 takes it: its next input, and what is known to come after it."""
+        done, prompt = self.num_done, self.request.prompt_tokens
+        return AdmittedRow(
+            row_id=row.row_id,
+            microbatch=row.slot.microbatch,
+            row_index=row.slot.row_index,
+            position=len(prompt) + done - 1,
+            token=self.tokens[done - 1] if done else prompt[-1],
+            num_generated=done,
+            limits=self.limits,
+            sampling=self.request.sampling,
+            known=tuple(self.tokens[done:]),
+            ready_stages=ready_stages,
+        )
+
+    def survive(self) -> None:
+        """The cluster has been repaired while the request was under way."""
+        self.resumed += 1
+        self.strikes = self.strikes + 1 if len(self.tokens) == self._num_at_repair else 1
+        self._num_at_repair = len(self.tokens)
 
     def take(self, token: int, now_s: float) -> FinishReason | None:
         """The token is the request's next one. Returns why it ends the request, or None."""
@@ -74,6 +116,7 @@ class Tracked:
             arrival_s=self.request.arrival_s,
             first_token_s=self.token_times_s[0] if self.token_times_s else None,
             end_s=end_s,
+            resumed=self.resumed,
             error=error,
             prompt=self.request.prompt_text,
         )

@@ -77,3 +77,8 @@ class Keys:
     def repairs(self, n: int) -> str:
         """The journal of the n-th repair."""
         return f"{self.repairs_prefix}{n}"
+
+    def repair_of(self, key: str) -> int | None:
+        """The number of the repair whose journal ``key`` is, or None when it is another key."""
+        number = key.removeprefix(self.repairs_prefix)
+        return int(number) if number != key and number.isascii() and number.isdecimal() else None

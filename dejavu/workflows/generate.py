@@ -10,7 +10,10 @@ from rich.console import Console
 
 from dejavu.clock import SystemClock
 from dejavu.config import Config
+from dejavu.control.faults import FaultSchedule
+from dejavu.control.journal import RepairJournal
 from dejavu.control.plan import Plan
+from dejavu.control.receipts import receipts, with_repairs
 from dejavu.control.summary import summary
 from dejavu.engine import messages as m
 from dejavu.ids import RequestId
@@ -19,12 +22,16 @@ from dejavu.report.counters import WorkerCounters
 from dejavu.report.json_file import write_json
 from dejavu.report.metrics import Metrics, summarize, write_metrics
 from dejavu.report.progress import Progress, RichProgress
+from dejavu.report.repairs import RepairReceipt
 from dejavu.report.spans import Span
 from dejavu.report.tables import StageRow, render_report
 from dejavu.report.timeline import write_timeline
 from dejavu.request import Completion, Request
+from dejavu.serving.cluster_links import ClusterInterrupted, NoAnswer
 from dejavu.serving.controller import Controller
+from dejavu.serving.overseer import Watcher
 from dejavu.workflows.cluster import RunningCluster, running_cluster
+from dejavu.workflows.injection import Injector, faults_of
 from dejavu.workflows.preparation import Prepared, prepare
 
 logger = logging.getLogger(__name__)
@@ -62,9 +69,13 @@ class Recorder:
         self.token_times[completion.id] = token_times_s
         self._show()
 
-    def metrics(self, counters: Mapping[str, WorkerCounters], wall_s: float) -> Metrics:
+    def metrics(
+        self, counters: Mapping[str, WorkerCounters], wall_s: float, repairs: Sequence[RepairReceipt] = ()
+    ) -> Metrics:
         """What has been done so far, in figures."""
-        return summarize(self.completions, self.token_times, counters, wall_s, num_submitted=self._num_requests)
+        return summarize(
+            self.completions, self.token_times, counters, wall_s, repairs, num_submitted=self._num_requests
+        )
 
     def in_order(self, requests: Sequence[Request]) -> list[Completion]:
         """The completions in the order of the requests, not of their ends."""
@@ -86,29 +97,53 @@ def run(config: Config, output: Path) -> None:
             start_s = clock.now()
             counters: dict[str, WorkerCounters] = {}
             spans: dict[str, list[Span]] = {}
+            journals: tuple[RepairJournal, ...] = ()
             wall_s: float | None = None
             try:
                 with running_cluster(config, prepared.plan, output, progress) as cluster:
                     start_s = clock.now()
-                    wall_s = serve(cluster, prepared, recorder)
-                    counters, spans = collect(cluster, prepared.plan)
+                    try:
+                        with Injector(FaultSchedule(faults_of(config.fault)), cluster.launcher, clock) as injector:
+                            wall_s = serve(cluster, prepared, recorder, injector)
+                            _warn_of_waiting(injector)
+                        counters, spans = collect(cluster)
+                    finally:
+                        journals = cluster.journals()
             finally:
                 # Also of a run that failed or was interrupted: what it did until then.
-                metrics = recorder.metrics(counters, clock.now() - start_s if wall_s is None else wall_s)
+                run_s = clock.now() - start_s if wall_s is None else wall_s
+                metrics = recorder.metrics(counters, run_s, receipts(journals))
                 write_metrics(output / "metrics.json", metrics)
-                write_timeline(output / "timeline.json", spans, start_s=start_s)
+                write_timeline(output / "timeline.json", with_repairs(spans, journals), start_s=start_s)
     _render(console, counters, recorder.in_order(prepared.requests), metrics)
     console.print(f"output: {output}", highlight=False, soft_wrap=True)
 
 
-def serve(cluster: RunningCluster, prepared: Prepared, recorder: Recorder) -> float:
+def serve(cluster: RunningCluster, prepared: Prepared, recorder: Recorder, injector: Watcher | None = None) -> float:
     """Every request has ended. Returns the seconds it took. Raises DejavuError with the operator's reason, if any."""
-    controller = Controller(cluster.links, prepared.codec, recorder, lambda: cluster.failure.reason)
+    controller = Controller(cluster.links, prepared.codec, recorder, cluster, injector)
     return controller.serve(prepared.requests)
 
 
-def collect(cluster: RunningCluster, plan: Plan) -> tuple[dict[str, WorkerCounters], dict[str, list[Span]]]:
-    """What every worker has counted and done, by name in the order of the plan."""
+def collect(cluster: RunningCluster) -> tuple[dict[str, WorkerCounters], dict[str, list[Span]]]:
+    """What every worker has counted and done, by name in the order of the plan in force.
+
+    Nothing, with a warning, when a worker fails just now: the requests have their answers.
+    """
+    plan = cluster.links.plan
+    try:
+        return _collect(cluster, plan)
+    except (NoAnswer, ClusterInterrupted) as error:
+        logger.warning("the workers' own counts are missing from the report: %s", error)
+        return {}, {}
+
+
+def _warn_of_waiting(injector: Injector) -> None:
+    if injector.num_waiting:
+        logger.warning("%d faults had not come when the last request ended", injector.num_waiting)
+
+
+def _collect(cluster: RunningCluster, plan: Plan) -> tuple[dict[str, WorkerCounters], dict[str, list[Span]]]:
     answers = cluster.links.ask(m.AskReport(epoch=plan.epoch), plan.workers, m.Report, timeout_s=_REPORT_TIMEOUT_S)
     counters: dict[str, WorkerCounters] = {}
     spans: dict[str, list[Span]] = {}

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu.config import Config, ModelConfig, StrategyMode
-from dejavu.config.schema import StreamTo
+from dejavu.config.strategy import Recovery, StreamTo
 from dejavu.control.placement import Declared, LayerPairs, check_shape, place
-from dejavu.control.plan import Plan, StreamTarget
+from dejavu.control.plan import Plan, RecoveryTier, StreamTarget
 from dejavu.errors import ConfigError
 from dejavu.ids import Epoch
 from dejavu.kv.levels import StreamingLevel
@@ -26,6 +26,12 @@ _STREAM_TARGETS: Mapping[StreamTo | None, StreamTarget | None] = {
     None: None,
     StreamTo.memory: "memory",
     StreamTo.disk: "disk",
+}
+
+_RECOVERY_TIERS: Mapping[Recovery, RecoveryTier] = {
+    Recovery.replica: "replica",
+    Recovery.recompute: "recompute",
+    Recovery.restart: "restart",
 }
 
 
@@ -105,6 +111,9 @@ def declared(config: Config) -> Declared:
         timeout_s=config.transport.timeout_s,
         streaming=StreamingLevel(strategy.streaming.value),
         stream_to=_STREAM_TARGETS[strategy.stream_to],
+        replication=strategy.replication,
+        recovery=_RECOVERY_TIERS[strategy.recovery],
+        num_standby=strategy.standby,
     )
 
 

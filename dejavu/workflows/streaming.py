@@ -16,7 +16,8 @@ from rich.console import Console
 from dejavu.clock import Clock, SystemClock
 from dejavu.config import Config, Figure
 from dejavu.control.summary import summary
-from dejavu.report.figures import Caption, draw_batches, draw_levels
+from dejavu.report.figure_style import Caption
+from dejavu.report.figures import draw_batches, draw_levels
 from dejavu.report.json_file import write_json
 from dejavu.report.machine import machine
 from dejavu.report.progress import Progress, RichProgress

@@ -48,7 +48,7 @@ class Bench:
         self._plan = plan
         self._clock = clock
         self._observer = _Observer(told)
-        self._controller = Controller(cluster.links, None, self._observer, lambda: cluster.failure.reason)
+        self._controller = Controller(cluster.links, None, self._observer, cluster)
 
     def serve(self, level: str, requests: Sequence[Request]) -> Served:
         """The batch was served at that level, and all that it had to stream has left its workers.
@@ -75,7 +75,7 @@ class Bench:
         deadline_s = self._clock.monotonic() + self._plan.timeout_s
         num_before = -1
         while True:
-            _, spans = collect(self._cluster, self._plan)
+            _, spans = collect(self._cluster)
             own = {name: [span for span in those if span.start_s >= start_s] for name, those in spans.items()}
             num_begun, num_ended = _count(own, "stream_out"), _count(own, "flush")
             # Seen twice: a job that waits to be begun shows in neither number.

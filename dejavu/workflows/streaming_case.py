@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dejavu.config import Config
-from dejavu.config.schema import StreamTo
+from dejavu.config.strategy import StreamTo
 from dejavu.control.placement import place
 from dejavu.control.plan import Plan
 from dejavu.ids import Epoch

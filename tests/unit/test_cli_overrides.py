@@ -53,12 +53,33 @@ def refusal(directory: Path, *argv: str) -> str:
         ("clustr.num_workers=3", "cluster.num_workers"),
         ("rate=3", "workload.rate"),
         ("modle=local", "model"),
+        ("fault.kil=[]", "fault.kill"),
+        ("strategy.replicas=1", "strategy.replication"),
     ],
 )
 def test_a_misspelt_key_is_refused_with_the_nearest_one(tmp_path: Path, override: str, meant: str) -> None:
     message = refusal(tmp_path, override)
     assert override.lstrip("+").split("=")[0] in message
     assert f"'{meant}'" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("fault.kill=[{wroker: w1, step: 2}]", "wroker: no such key\ndid you mean 'worker'?"),
+        ("fault.kill=[{worker: w1, step: 2, for_s: 1}]", "for_s: no such key\nvalid: at_s, microbatch, phase, step"),
+        ("fault.kill=[w1]", "a mapping {key: value, ...} is needed"),
+        ("fault.kill=[{worker: w1, step: soon}]", "a whole number is needed"),
+        ("fault.kill={worker: w1, step: 2}", "a list is needed"),
+        ("fault.kill=[{worker: w7, step: 2}]", "fault.kill[0].worker=w7: no such worker"),
+    ],
+)
+def test_a_fault_that_is_not_written_as_one_is_refused_with_its_keys(tmp_path: Path, override: str, words: str) -> None:
+    assert words in refusal(tmp_path, override)
+
+
+def test_a_fault_may_be_written_on_the_command_line(tmp_path: Path) -> None:
+    check(tmp_path, "fault.kill=[{worker: w1, step: 20}]", "fault.stop=[{worker:w0,at_s:1,for_s:2}]")
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ from omegaconf import OmegaConf
 from dejavu.cli.arguments import read_arguments
 from dejavu.cli.composer import Composer, composer, declaration, sweep_jobs
 from dejavu.config import MODEL_KINDS, Config, Dtype, StoreKind, load, validate
-from dejavu.config.schema import Streaming
+from dejavu.config.strategy import Streaming
 from dejavu.kv.levels import StreamingLevel
 
-GROUPS = ("workflow", "cluster", "model", "strategy", "transport", "workload", "store", "experiment")
+GROUPS = ("workflow", "cluster", "model", "strategy", "transport", "workload", "store", "fault", "experiment")
 NEEDS = {
     "model=local": ["model.path=folder"],
     "model=hub": ["model.name=owner/name"],
     "workload=file": ["workload.path=prompts.jsonl"],
     "workload=trace": ["workload.path=trace.csv"],
     "workflow=streaming": ["experiment=fig11"],
+    "workflow=recovery": ["experiment=fig14"],
     "store=external": ["store.endpoints=[localhost:2379]"],
 }
 CONF = Path(__file__).parents[2] / "conf"

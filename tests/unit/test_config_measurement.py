@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dejavu.config import Config
-from dejavu.config.schema import Streaming, StreamTo
+from dejavu.config.strategy import Streaming, StreamTo
 from dejavu.errors import ConfigError
 
 from harness.cluster_kit import configured
@@ -58,6 +58,7 @@ def test_the_batch_of_an_experiment_follows_the_number_of_requests() -> None:
         ("workload.max_tokens=1", "at least 2"),
         ("strategy=disaggregated", "strategy=colocated"),
         ("strategy.stages=2", "strategy.stages=1"),
+        ("fault.kill=[{worker: w0, step: 2}]", "fault is for workflow=generate"),
         ("strategy.stream_to=disk", "measurement.destinations decides"),
         ("strategy.scheduling=row", "strategy.scheduling=microbatch"),
         ("strategy.microbatch.prompt=2", "at least 4 rows"),

@@ -13,6 +13,8 @@ from dejavu.report.counters import WorkerCounters
 from dejavu.report.metrics import RequestTimes, quantile, summarize, write_metrics
 from dejavu.request import Completion
 
+from harness.receipts import repair_receipt
+
 
 def completion(
     name: str,
@@ -148,9 +150,11 @@ def test_metrics_of_an_empty_run_are_null_and_never_nan(
 def test_metrics_file_is_indented_whole_and_lists_the_repairs(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
     path.write_text("old")
-    write_metrics(path, summarize([], {}, {}, 1.0, [{"failed": "w1", "repair_s": 0.5}]))
+    write_metrics(path, summarize([], {}, {}, 1.0, [repair_receipt(steps_recomputed={0: 1})]))
     assert path.read_text().startswith('{\n  "requests": {\n')
-    assert json.loads(path.read_text())["repairs"] == [{"failed": "w1", "repair_s": 0.5}]
+    (repair,) = json.loads(path.read_text())["repairs"]
+    assert repair["failures"] == [{"worker": "w2", "cause": "exit", "reason": "killed by signal 9"}]
+    assert repair["steps_recomputed"] == {"0": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.json"]
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dejavu.report.figures import Caption, draw_batches, draw_levels
+from dejavu.report.figure_style import Caption
+from dejavu.report.figures import draw_batches, draw_levels
 from dejavu.report.machine import machine, processor
 from dejavu.report.spans import Category, Span
 from dejavu.report.streaming_table import (

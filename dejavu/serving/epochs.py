@@ -1,0 +1,100 @@
+"""The controller's way from one epoch into the next: links down, links up, rows restored, the first token after it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from dejavu.control.admission import Admission
+from dejavu.control.journal import RestoreReceipt
+from dejavu.engine import messages as m
+from dejavu.engine.mailbox import ClusterFenced, ClusterFormed
+from dejavu.ids import RowId
+from dejavu.serving.cluster_links import ClusterInterrupted, ClusterLinks, NoAnswer
+from dejavu.serving.overseer import Overseer, Watcher
+from dejavu.serving.restorer import Restorer
+from dejavu.serving.tracking import Tracked
+from dejavu.transport.base import TransportError
+
+logger = logging.getLogger(__name__)
+
+
+class Epochs:
+    """On the controller's thread."""
+
+    def __init__(self, links: ClusterLinks, overseer: Overseer, watcher: Watcher) -> None:
+        self._links = links
+        self._overseer = overseer
+        self._watcher = watcher
+        self._is_between = False
+        self._restoring: set[RowId] = set()
+        self._receipt: RestoreReceipt | None = None
+
+    @property
+    def is_between(self) -> bool:
+        """True while no epoch's workers can be told anything."""
+        return self._is_between
+
+    def fence(self, event: ClusterFenced) -> None:
+        """Nothing is sent any more until the plan's workers all serve."""
+        if event.plan.epoch <= self._links.plan.epoch:
+            return
+        if not self._is_between:
+            self._links.abort()
+        self._is_between = True
+        self._watcher.phase("fence")
+        self._watcher.phase("replace")
+
+    def enter(self, event: ClusterFormed) -> ClusterLinks | None:
+        """Links to the workers of the new epoch, or None when it is no new one or is over already."""
+        if event.plan.epoch <= self._links.plan.epoch:
+            return None
+        try:
+            self._links = self._overseer.link(event.plan, event.addresses)
+        except TransportError as error:
+            logger.warning("epoch %d: %s", event.plan.epoch, error)
+            self._overseer.suspect(error.peer, event.plan.epoch, str(error))
+            return None
+        self._is_between = False
+        self._watcher.phase("restore")
+        return self._links
+
+    def restore(self, admission: Admission, rows: Mapping[RowId, Tracked], steps: Mapping[int, int]) -> bool:
+        """Every open row goes on in this epoch; False when it is over already, or a worker of it does not answer."""
+        self._receipt, self._restoring = None, set(rows)
+        try:
+            receipt = Restorer(self._links, admission, rows, steps).run()
+        except ClusterInterrupted as error:
+            logger.warning("restoring was interrupted: %s", error)
+            return False
+        except NoAnswer as error:
+            logger.warning("restoring failed; another epoch is needed: %s", error)
+            self._is_between = True
+            for worker in error.workers:
+                self._overseer.suspect(worker, self._links.plan.epoch, str(error))
+            return False
+        self._receipt = receipt
+        self._watcher.phase("resume")
+        self._finish_if_done()
+        return True
+
+    def progressed(self, row_id: RowId) -> None:
+        """The row has a token, or has ended."""
+        if self._receipt is None:
+            return
+        if self._receipt.resumed_s == self._receipt.restored_s:
+            now_s = self._links.clock.now()
+            self._receipt = msgspec.structs.replace(self._receipt, resumed_s=now_s)
+            self._overseer.resumed(self._links.plan.epoch, self._receipt)
+        self._restoring.discard(row_id)
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        if self._receipt is None or self._restoring:
+            return
+        if self._receipt.resumed_s == self._receipt.restored_s:
+            self._overseer.resumed(self._links.plan.epoch, self._receipt)
+        self._links.every_worker(m.ForgetSources(epoch=self._links.plan.epoch))
+        self._receipt = None
