@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,15 +24,16 @@ from dejavu.control.member import Member, MemberState, encode_json
 from dejavu.control.plan import Place, Plan
 from dejavu.engine.cluster_view import ClusterView
 from dejavu.engine.injected import InjectedFaults
+from dejavu.engine.linking import STOPPED_EARLY, Linking, Superseded
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
-from dejavu.engine.peers import CONTROLLER, Peers
+from dejavu.engine.peers import Peers
 from dejavu.engine.worker_spec import WorkerSpec, decode_worker_spec
 from dejavu.errors import DejavuError, Fatal
-from dejavu.ids import Epoch, IncarnationId, WorkerName
+from dejavu.ids import Epoch, IncarnationId
 from dejavu.report.logs import WorkerLog
 from dejavu.store.keys import Keys
 from dejavu.store.lease import LeaseKeeper
-from dejavu.transport.base import Hello, TransportError
+from dejavu.transport.base import Hello
 from dejavu.transport.factory import make_transport
 
 if TYPE_CHECKING:
@@ -43,12 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 3.0
-_CONNECT_TIMEOUT_S = 5.0
-"""Of one try: a peer may die or freeze while it is connected to, and a newer plan must be seen soon."""
-
-
-class _Superseded(Exception):
-    """A newer plan is in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +123,7 @@ class WorkerProcess:
                 load_stage(plan, place, kept)
                 self._serve_epoch(plan, place, kept)
             self._served_epoch = plan.epoch
-            if place is not None and not self._is_superseded(plan):
+            if place is not None and not self._view.is_superseded(plan):
                 return
             # Without a deadline: somebody on standby may wait for ever, and a plan that has come has a role.
             role = self._view.wait_for(self._find_next_role, "another plan", float("inf"))
@@ -143,22 +137,31 @@ class WorkerProcess:
         self._mailbox.forget()
         self._plan = plan
         start_s = kept.recorder.now()
-        peers = self._make_peers(plan)
+        linking = Linking(
+            plan,
+            self._spec.name,
+            self._make_peers(plan),
+            self._view,
+            self._clock,
+            is_stopping=lambda: self._is_stopping,
+            timeout_s=self._spec.start_timeout_s,
+        )
+        peers = linking.peers
         self._faults.cuts(peers)
         stage: BuiltStage | None = None
         try:
             self._register("ready", place)
-            self._connect(plan, peers)
+            linking.connect()
             surroundings = Surroundings(
                 name=self._spec.name,
                 cluster=self._spec.cluster,
                 mailbox=self._mailbox,
                 peers=peers,
                 clock=self._clock,
-                reach=partial(self._reach, plan, peers),
+                reach=linking.reach,
                 acknowledge=self._acknowledge,
                 is_asked_to_stop=lambda: self._is_stopping,
-                is_superseded=partial(self._is_superseded, plan),
+                is_superseded=partial(self._view.is_superseded, plan),
                 kv_folder=None if self._spec.kv_folder is None else Path(self._spec.kv_folder),
             )
             stage = build_stage(surroundings, plan, place, kept)
@@ -166,10 +169,10 @@ class WorkerProcess:
             if self._served_epoch is not None:
                 kept.recorder.add("rejoin", "recover", start_s, kept.recorder.now() - start_s, epoch=plan.epoch)
             stage.engine.run()
-        except _Superseded:
+        except Superseded:
             logger.info("epoch %d is over before it began here", plan.epoch)
         finally:
-            if self._is_superseded(plan):
+            if self._view.is_superseded(plan):
                 # Whatever still waits to be sent belongs to an epoch that nobody takes anything of.
                 peers.abort()
             if stage is not None:
@@ -186,33 +189,6 @@ class WorkerProcess:
         )
         return Peers(self._transport, hello, timeout_s=plan.timeout_s, on_failed=self._send_failed)
 
-    def _connect(self, plan: Plan, peers: Peers) -> None:
-        """Every peer of the plan is linked. Raises _Superseded as soon as there is a newer plan, else Fatal."""
-        for name in plan.peers_of(self._spec.name):
-            self._link(name, partial(self._ready_address, plan, name), plan, peers)
-        self._link(CONTROLLER, partial(self._controller_address, plan), plan, peers)
-
-    def _link(self, name: str, address_of: Callable[[], str | None], plan: Plan, peers: Peers) -> None:
-        deadline_s = self._clock.monotonic() + self._spec.start_timeout_s
-        while True:
-            address = self._view.wait_for(address_of, f"worker {name}", self._spec.start_timeout_s)
-            try:
-                peers.connect(name, address, timeout_s=min(plan.timeout_s, _CONNECT_TIMEOUT_S))
-                return
-            except TransportError as error:
-                # A peer that has just died, or is not that far yet; a newer plan will say so.
-                logger.warning("no link to %s yet: %s", name, error)
-                if self._clock.monotonic() >= deadline_s:
-                    raise
-
-    def _reach(self, plan: Plan, peers: Peers, name: WorkerName) -> None:
-        if name in peers.names or name == self._spec.name:
-            return
-        member = self._view.member(name)
-        if member is None:
-            raise TransportError("it is not registered", peer=name, phase="connect")
-        peers.connect(name, member.address, timeout_s=_CONNECT_TIMEOUT_S)
-
     def _find_role(self) -> _Role | None:
         """The newest plan that this worker has not served in, and its place there; None while there is no role."""
         self._check_stop()
@@ -228,32 +204,12 @@ class WorkerProcess:
         """As ``_find_role``; any role at all when this worker is to stop."""
         return _Role(self._plan, None) if self._is_stopping else self._find_role()
 
-    def _is_superseded(self, plan: Plan) -> bool:
-        newest = self._view.plan()
-        return newest is not None and newest.epoch > plan.epoch
-
-    def _ready_address(self, plan: Plan, name: WorkerName) -> str | None:
-        self._check_epoch(plan)
-        member = self._view.member(name)
-        is_there = member is not None and member.epoch == plan.epoch and member.state in ("ready", "serving")
-        return member.address if member is not None and is_there else None
-
-    def _controller_address(self, plan: Plan) -> str | None:
-        self._check_epoch(plan)
-        controller = self._view.controller()
-        return None if controller is None else controller.address
-
-    def _check_epoch(self, plan: Plan) -> None:
-        self._check_stop()
-        if self._is_superseded(plan):
-            raise _Superseded
-
     def _acknowledge(self, pipeline: str, stage: int, value: bytes) -> None:
         self._keeper.update(self._keys.acks(pipeline, stage), value)
 
     def _check_stop(self) -> None:
         if self._is_stopping:
-            raise Fatal("asked to stop before serving")
+            raise Fatal(STOPPED_EARLY)
 
     def _send_failed(self, peer: str, reason: str, epoch: Epoch) -> None:
         self._mailbox.post(PeerLost(peer=peer, reason=reason, epoch=epoch))

@@ -54,6 +54,11 @@ class ClusterView:
         except (msgspec.DecodeError, ValueError) as error:
             raise Fatal(f"{self._keys.plan} cannot be read: {error}") from error
 
+    def is_superseded(self, plan: Plan) -> bool:
+        """True when a newer plan is in force."""
+        newest = self.plan()
+        return newest is not None and newest.epoch > plan.epoch
+
     def member(self, name: str) -> Member | None:
         """The registered worker, or None."""
         value = self._value(self._keys.worker(name))

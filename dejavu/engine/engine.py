@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
 from typing import assert_never
 
 from dejavu.control.ring import Ring, StepRow
 from dejavu.engine import messages as m
 from dejavu.engine.acknowledgements import Acknowledgements
-from dejavu.engine.fetching import FetchAgain
+from dejavu.engine.arrivals import Arrivals
 from dejavu.engine.host import Host
 from dejavu.engine.landed import LandedRows
 from dejavu.engine.lost import LostLinks
@@ -33,8 +32,8 @@ from dejavu.engine.outflow import Outflow
 from dejavu.engine.passes import Passes
 from dejavu.engine.peers import CONTROLLER
 from dejavu.engine.pool_rows import PoolRows
-from dejavu.engine.restoring import Restoring
 from dejavu.engine.sources import Sources
+from dejavu.engine.spoilt import SpoiltKv
 from dejavu.errors import Fatal, Retryable
 from dejavu.ids import Epoch, RowId
 from dejavu.transport.base import Buffer
@@ -73,13 +72,11 @@ class Engine:
     ) -> None:
         self._host = host
         self._passes = passes
-        self._pool_rows = rows
         self._ring = ring
-        self._landed = landed
         self._out = out
         self._sources = sources
-        self._restoring = Restoring(rows, landed, out) if rows is not None and landed is not None else None
-        self._fetching = FetchAgain(host.peers, host.plan.epoch)
+        self._arrivals = Arrivals(host, rows=rows, ring=ring, landed=landed, out=out)
+        self._spoilt = SpoiltKv(host, landed, out)
         self._acks = Acknowledgements(host)
         self._work: deque[Received] = deque()
         self._is_stopped = False
@@ -99,9 +96,7 @@ class Engine:
 
         Once nothing lands any more.
         """
-        if self._landed is not None and self._pool_rows is not None:
-            for row_id, length in self._landed.take_all():
-                self._pool_rows.written(row_id, length)
+        self._arrivals.finish()
         return self._own_counts()
 
     def _run(self) -> None:
@@ -125,11 +120,11 @@ class Engine:
                     self._obey(event.message)
                     event.inbound.release()
             case RowsLanded():
-                self._take_landed(event.row_ids)
+                self._arrivals.landed(event.row_ids)
             case RowsSpoilt():
-                self._spoilt(event.row_ids, event.reason)
+                self._spoilt.rows(event.row_ids, event.reason)
             case ChunksSpoilt():
-                self._fetch_again(event)
+                self._spoilt.chunks(event)
             case PeerLost():
                 self._lost.note(event)
             case Wake():
@@ -142,7 +137,7 @@ class Engine:
     def _obey(self, message: m.AnyMessage) -> None:
         match message:
             case m.ExpectRows():
-                self._expect(message.rows)
+                self._arrivals.expect(message.rows)
             case m.AdmitRows():
                 self._lead().resume_at(message.steps)
                 self._lead().admit(message.rows, self._host.clock.monotonic())
@@ -161,13 +156,13 @@ class Engine:
                 self._out.drain(_DRAIN_S)
                 self._host.report(self._out, self._kv_counts())
             case m.SendAgain():
-                self._send_again(message.parts)
+                self._spoilt.asked_again(message.parts)
             case m.AskHoldings():
                 self._sources.tell()
             case m.SendRows():
                 self._sources.send(message.parts)
             case m.RestoreRows():
-                self._restore(message)
+                self._arrivals.restore(message)
             case m.ForgetSources():
                 self._host.kept.forget_sources()
             case m.SetStreaming():
@@ -224,18 +219,6 @@ class Engine:
         else:
             self._host.tell(self._host.first_worker, done)
 
-    def _expect(self, rows: Sequence[m.PromptRow]) -> None:
-        if self._pool_rows is not None:
-            self._out.begin(self._pool_rows.begin(rows))
-        self._take_landed(self._rows().expect(rows))
-
-    def _restore(self, message: m.RestoreRows) -> None:
-        if self._restoring is None:
-            raise Fatal(f"{self._host.place.pipeline.kind} stage {self._stage} keeps no rows")
-        here, landed = self._restoring.begin(message)
-        self._ready(here)
-        self._take_landed(landed)
-
     def _complete(self, message: m.StepTokens) -> None:
         tokens = dict(zip(message.row_ids, message.tokens, strict=True))
         ended = self._lead().complete(message.microbatch, message.step, tokens)
@@ -243,59 +226,14 @@ class Engine:
             self._host.tell(CONTROLLER, m.RowsEnded(epoch=self._epoch, row_ids=ended))
 
     def _release(self, row_ids: tuple[RowId, ...]) -> None:
-        if self._landed is not None:
-            self._landed.release(row_ids)
+        self._arrivals.release(row_ids)
         self._out.release(row_ids)
         self._host.kept.replicas.release(row_ids)
-        if self._pool_rows is not None:
-            self._pool_rows.release(row_ids)
-        self._fetching.forget(row_ids)
+        self._spoilt.forget(row_ids)
         if self._ring is not None:
             gone = self._ring.release(row_ids)
             if gone:
                 self._host.tell(CONTROLLER, m.RowsEnded(epoch=self._epoch, row_ids=gone))
-
-    def _take_landed(self, row_ids: tuple[RowId, ...]) -> None:
-        taken = self._rows().take(row_ids) if row_ids else ()
-        if not taken:
-            return
-        if self._pool_rows is not None:
-            for row_id, length in taken:
-                self._pool_rows.written(row_id, length)
-        ready = tuple(row_id for row_id, _ in taken)
-        fresh = ready if self._restoring is None else self._restoring.take(ready)
-        if fresh:
-            self._out.prompts(fresh)
-        self._ready(ready)
-
-    def _ready(self, row_ids: tuple[RowId, ...]) -> None:
-        if self._ring is not None:
-            for row_id in row_ids:
-                self._ring.row_ready(row_id, self._stage)
-        elif row_ids:
-            message = m.RowReady(epoch=self._epoch, row_ids=row_ids, stage=self._stage)
-            self._host.tell(self._host.first_worker, message)
-
-    def _spoilt(self, row_ids: tuple[RowId, ...], reason: str) -> None:
-        row_ids = row_ids if self._landed is None else self._landed.unproven(row_ids)
-        if row_ids:
-            self._host.tell(CONTROLLER, m.RowsFailed(epoch=self._epoch, row_ids=row_ids, reason=reason))
-
-    def _fetch_again(self, event: ChunksSpoilt) -> None:
-        replicas = self._host.kept.replicas
-        copies = [chunk for chunk in event.chunks if replicas.store_for(chunk.layers) is not None]
-        for row_id in self._fetching.ask(event.peer, [one for one in copies if not replicas.has_ended(one.row_id)]):
-            logger.error("the copy of row %s stays incomplete: its KV came corrupt too often", row_id)
-        if self._landed is None:
-            return
-        own = [chunk for chunk in event.chunks if chunk not in copies]
-        unproven = set(self._landed.unproven([chunk.row_id for chunk in own]))
-        spent = self._fetching.ask(event.peer, [chunk for chunk in own if chunk.row_id in unproven])
-        self._spoilt(spent, f"corrupt KV from {event.peer}, also when it was sent again")
-
-    def _send_again(self, parts: Sequence[m.KvPart]) -> None:
-        gone = self._out.send_again(parts)
-        self._spoilt(gone, "its KV was asked for again and is not kept any more")
 
     def _check(self) -> None:
         now_s = self._host.clock.monotonic()
@@ -318,19 +256,13 @@ class Engine:
             raise Fatal(f"stage {self._stage} was told what only stage 0 keeps")
         return self._ring
 
-    def _rows(self) -> LandedRows:
-        if self._landed is None:
-            raise Fatal(f"{self._host.place.pipeline.kind} stage {self._stage} takes no KV")
-        return self._landed
-
     def _kv_counts(self) -> dict[str, int]:
         totals = Counter(self._own_counts())
         totals.update(self._host.kept.replicas.counts())
         return dict(totals)
 
     def _own_counts(self) -> dict[str, int]:
-        counts = self._landed.counts() if self._landed is not None else {}
-        return counts | {"asked_again": self._fetching.num_asked}
+        return self._arrivals.counts() | {"asked_again": self._spoilt.num_asked}
 
     @property
     def _epoch(self) -> Epoch:

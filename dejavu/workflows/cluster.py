@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import logging
-import os
-import platform
-import secrets
 import tempfile
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from dejavu.clock import SystemClock
 from dejavu.config import Config, StoreConfig, StoreKind
-from dejavu.control.journal import RepairJournal, RestoreReceipt
 from dejavu.control.member import encode_json
 from dejavu.control.plan import Plan
-from dejavu.engine.cluster_view import ControllerEntry
-from dejavu.engine.mailbox import ClusterFenced, ClusterFormed, Mailbox, PeerLost, Wake
-from dejavu.engine.peers import CONTROLLER, Peers
 from dejavu.engine.worker_spec import WorkerSpec
 from dejavu.errors import DejavuError
-from dejavu.ids import Epoch, WorkerName
-from dejavu.report.logs import tail
+from dejavu.ids import WorkerName
 from dejavu.report.progress import Progress
-from dejavu.serving.cluster_links import ClusterLinks
-from dejavu.store.client import StoreClient
 from dejavu.store.embedded import EmbeddedEtcd
 from dejavu.store.keys import Keys
-from dejavu.store.lease import LeaseKeeper
 from dejavu.store.spec import StoreSpec
-from dejavu.transport.base import Hello, Transport
-from dejavu.transport.factory import make_transport
-from operators.board import StoreBoard
+from dejavu.workflows.desk import CLOSE_TIMEOUT_S, Desk, open_desk
+from dejavu.workflows.running import EpochBoard, RunningCluster
 from operators.loop import ClusterOperator
 from operators.processes import WORKER_COMMAND, ProcessLauncher
 
@@ -43,104 +29,9 @@ logger = logging.getLogger(__name__)
 
 _GB = 10**9
 _CONFIRM_S = 1.5
-_LINK_TIMEOUT_S = 5.0
-"""Of one worker, which has just said that it serves."""
 _PATIENCE_TTLS = 3.0
 _PATIENCE_S = 5.0
-_LOG_LINES = 15
-_CLOSE_TIMEOUT_S = 3.0
 _LOOK_S = 0.2
-
-
-class RunningCluster:
-    """A cluster whose workers all serve; the controller's ``Overseer``.
-
-    Its operator repairs it on a thread of its own, and tells the controller through the mailbox.
-    """
-
-    def __init__(self, config: Config, desk: Desk, store: StoreSpec, launcher: ProcessLauncher) -> None:
-        self.store = store
-        self.launcher = launcher
-        self.epochs = EpochBoard()
-        self._config = config
-        self._desk = desk
-        self._links: ClusterLinks | None = None
-        self._operator: ClusterOperator | None = None
-
-    @property
-    def links(self) -> ClusterLinks:
-        """To the workers of the epoch in force."""
-        assert self._links is not None, "the cluster has not formed yet"
-        return self._links
-
-    def journals(self) -> tuple[RepairJournal, ...]:
-        """Every repair so far, oldest first."""
-        return () if self._operator is None else self._operator.journals
-
-    def oversee(self, operator: ClusterOperator) -> None:
-        """The operator keeps this cluster."""
-        self._operator = operator
-
-    def why_failed(self) -> str | None:
-        """See ``Overseer``."""
-        return self.epochs.reason
-
-    def suspect(self, worker: str, epoch: Epoch, reason: str) -> None:
-        """See ``Overseer``."""
-        if self._operator is not None:
-            self._operator.suspect(WorkerName(worker), epoch, reason)
-
-    def resumed(self, epoch: Epoch, receipt: RestoreReceipt) -> None:
-        """See ``Overseer``."""
-        if self._operator is not None:
-            self._operator.resumed(epoch, receipt)
-
-    def link(self, plan: Plan, addresses: Mapping[WorkerName, str]) -> ClusterLinks:
-        """See ``Overseer``."""
-        desk = self._desk
-        hello = Hello(
-            cluster=self._config.cluster.name, name=CONTROLLER, incarnation=desk.entry.incarnation, epoch=plan.epoch
-        )
-        peers = Peers(
-            desk.transport,
-            hello,
-            timeout_s=plan.timeout_s,
-            on_failed=lambda peer, reason, epoch: desk.mailbox.post(PeerLost(peer=peer, reason=reason, epoch=epoch)),
-        )
-        for name in plan.workers:
-            peers.connect(name, addresses[name], timeout_s=min(plan.timeout_s, _LINK_TIMEOUT_S))
-        self._links = ClusterLinks(plan, peers, desk.mailbox, desk.clock)
-        return self._links
-
-    def fenced(self, plan: Plan) -> None:
-        """A new plan is in force. On the operator's thread."""
-        self._desk.plans.append(plan)
-        self._desk.mailbox.post(ClusterFenced(plan=plan))
-
-    def formed(self, plan: Plan, addresses: Mapping[WorkerName, str]) -> None:
-        """Every worker of the plan serves. On the operator's thread."""
-        self.epochs.formed(plan, addresses)
-        self._desk.mailbox.post(ClusterFormed(plan=plan, addresses=addresses))
-
-    def failed(self, reason: str, worker: WorkerName | None) -> None:
-        """The run cannot go on. On the operator's thread."""
-        self.epochs.reason = with_log_tail(reason, worker, self.launcher)
-        self._desk.mailbox.post(Wake())
-
-
-@dataclass(slots=True)
-class EpochBoard:
-    """What the operator's thread has said; read by others."""
-
-    reason: str | None = None
-    """Why the run cannot go on, once known."""
-    first: tuple[Plan, Mapping[WorkerName, str]] | None = None
-    """The first plan, and where its workers are, once all of them serve."""
-
-    def formed(self, plan: Plan, addresses: Mapping[WorkerName, str]) -> None:
-        """An epoch's workers all serve."""
-        if self.first is None:
-            self.first = (plan, addresses)
 
 
 @contextmanager
@@ -181,59 +72,13 @@ def _store(config: StoreConfig, output: Path) -> Iterator[StoreSpec]:
             etcd.stop()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
-    """The controller's place: where it listens, what it proves itself with, and its claim on the cluster's name."""
-
-    plans: list[Plan]
-    """The last one is in force: messages of another epoch are not taken. The operator's thread appends."""
-    clock: SystemClock
-    secret: str
-    mailbox: Mailbox
-    transport: Transport
-    entry: ControllerEntry
-    board: StoreBoard
-
-
-@contextmanager
-def _desk(config: Config, plan: Plan, store: StoreSpec) -> Iterator[Desk]:
-    """This process is the cluster's only controller and listens."""
-    clock, secret = SystemClock(), secrets.token_hex(16)
-    with ExitStack() as stack:
-        client = StoreClient(store)
-        stack.callback(client.close)
-        keeper = LeaseKeeper(store, config.cluster.lease_ttl_s, {})
-        stack.callback(keeper.close)
-        in_force = [plan]
-        mailbox = Mailbox(cluster=config.cluster.name, epoch=lambda: in_force[-1].epoch, fingerprint=lambda: "")
-        transport = make_transport(config.transport.kind.value, secret, config.transport.settings)
-        stack.callback(transport.close, _CLOSE_TIMEOUT_S)
-        entry = ControllerEntry(
-            incarnation=uuid.uuid4().hex[:12],
-            host=platform.node(),
-            pid=os.getpid(),
-            address=transport.listen(mailbox, host=config.cluster.host),
-        )
-        board = StoreBoard(client, keeper, Keys(config.cluster.name))
-        board.claim(entry, clock, lease_ttl_s=config.cluster.lease_ttl_s)
-        yield Desk(
-            plans=in_force,
-            clock=clock,
-            secret=secret,
-            mailbox=mailbox,
-            transport=transport,
-            entry=entry,
-            board=board,
-        )
-
-
 @contextmanager
 def _on_store(
     config: Config, plan: Plan, output: Path, progress: Progress, store: StoreSpec, worker_command: Sequence[str]
 ) -> Iterator[RunningCluster]:
     wake = threading.Event()
     with ExitStack() as stack:
-        desk = stack.enter_context(_desk(config, plan, store))
+        desk = stack.enter_context(open_desk(config, plan, store))
         launcher = ProcessLauncher(
             lambda name: encode_json(_worker_spec(config, store, desk.secret, name, output)),
             output / "workers",
@@ -276,15 +121,6 @@ def _operator(
     )
 
 
-def with_log_tail(reason: str, worker: WorkerName | None, launcher: ProcessLauncher) -> str:
-    """The reason, and the end of the worker's log where there is one."""
-    if worker is None:
-        return reason
-    log = launcher.log_of(worker)
-    end = tail(log, _LOG_LINES)
-    return f"{reason}\nits log {log} ends:\n{end}" if end else reason
-
-
 def _wait_formed(
     operator: ClusterOperator, plan: Plan, epochs: EpochBoard, progress: Progress, timeout_s: float
 ) -> tuple[Plan, Mapping[WorkerName, str]]:
@@ -308,7 +144,7 @@ def _wait_formed(
 def _part(cluster: RunningCluster) -> None:
     cluster.launcher.expect_exits()
     cluster.links.stop_workers()
-    cluster.links.close(_CLOSE_TIMEOUT_S)
+    cluster.links.close(CLOSE_TIMEOUT_S)
 
 
 def _worker_spec(config: Config, store: StoreSpec, secret: str, name: WorkerName, output: Path) -> WorkerSpec:

@@ -30,9 +30,10 @@ from dejavu.request import Completion, Request
 from dejavu.serving.cluster_links import ClusterInterrupted, NoAnswer
 from dejavu.serving.controller import Controller
 from dejavu.serving.overseer import Watcher
-from dejavu.workflows.cluster import RunningCluster, running_cluster
+from dejavu.workflows.cluster import running_cluster
 from dejavu.workflows.injection import Injector, faults_of
 from dejavu.workflows.preparation import Prepared, prepare
+from dejavu.workflows.running import RunningCluster
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,11 @@ from dejavu.report.progress import Progress
 from dejavu.report.recovery_runs import CaseRun, end_curve, token_curve
 from dejavu.report.timeline import write_timeline
 from dejavu.request import Request
-from dejavu.workflows.cluster import RunningCluster, running_cluster
+from dejavu.workflows.cluster import running_cluster
 from dejavu.workflows.generate import Recorder, collect, serve
 from dejavu.workflows.injection import Injector, faults_of
 from dejavu.workflows.preparation import Prepared, declared, prepare_model
+from dejavu.workflows.running import RunningCluster
 from dejavu.workflows.streaming_case import LabelledProgress
 from dejavu.workload import load
 

@@ -15,8 +15,8 @@ from dejavu.report.spans import Span
 from dejavu.report.streaming_times import StreamingTimes, times_of
 from dejavu.request import Completion, Request
 from dejavu.serving.controller import Controller
-from dejavu.workflows.cluster import RunningCluster
 from dejavu.workflows.generate import collect
+from dejavu.workflows.running import RunningCluster
 
 _LOOK_S = 0.05
 _SHOW_INTERVAL_S = 0.25

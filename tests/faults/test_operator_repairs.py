@@ -54,7 +54,8 @@ class Crew:
         """Rows go on as soon as the workers serve."""
         self.formed.append(plan.epoch)
         if plan.epoch > 1 and self.operator is not None:
-            self.operator.resumed(plan.epoch, RestoreReceipt(restored_s=1.0, resumed_s=1.0))
+            now_s = SystemClock().now()
+            self.operator.resumed(plan.epoch, RestoreReceipt(restored_s=now_s, resumed_s=now_s))
 
     def wait_journals(self, condition: Callable[[tuple[RepairJournal, ...]], bool]) -> tuple[RepairJournal, ...]:
         """The repairs so far, once they are as wanted."""
@@ -65,8 +66,13 @@ class Crew:
 
     def conditions(self) -> dict[str, dict[str, object]]:
         """What the store tells people."""
-        entry = self.client.get(KEYS.status)
-        return {} if entry is None else msgspec.json.decode(entry.value)
+        value = self.value_of(KEYS.status)
+        return {} if value is None else msgspec.json.decode(value)
+
+    def value_of(self, key: str) -> bytes | None:
+        """What the store has."""
+        entry = self.client.get(key)
+        return None if entry is None else entry.value
 
 
 @pytest.fixture
@@ -123,7 +129,7 @@ def crew(store: StoreServer, folder: Path, plan: Plan) -> Iterator[Crew]:
         stack.callback(made.operator.stop)
         stack.callback(launcher.stop)
         made.operator.start()
-        assert made.operator.wait_serving(60.0)
+        assert made.operator.wait_serving(30.0)
         assert made.failures == []
         yield made
 
@@ -150,9 +156,7 @@ def test_a_killed_worker_is_replaced_by_a_standby_and_the_next_one_by_its_succes
         journals = made.wait_journals(is_done(1, 2))
         assert operator.plan.epoch == 3
         assert made.formed == [1, 2, 3]
-        stored = made.client.get(KEYS.repairs(2))
-        assert stored is not None
-        assert stored.value == encode_json(journals[-1])
+        until(lambda: made.value_of(KEYS.repairs(2)) == encode_json(journals[-1]), "the journal is in the store")
 
 
 def test_a_frozen_worker_is_killed_behind_the_fence_and_replaced_by_a_new_process(
@@ -191,8 +195,8 @@ def test_a_wiped_store_gets_the_plan_of_the_epoch_in_force_back_and_nobody_is_re
         store.wipe()
         store.start()
         plan, keys = encode_json(made.operator.plan), (KEYS.worker(W0), KEYS.worker(W1), KEYS.repairs(1))
-        until(lambda: (entry := made.client.get(KEYS.plan)) is not None and entry.value == plan, "the plan is back")
-        until(lambda: all(made.client.get(key) is not None for key in keys), "everybody is back")
+        until(lambda: made.value_of(KEYS.plan) == plan, "the plan is back")
+        until(lambda: all(made.value_of(key) is not None for key in keys), "everybody is back")
         assert made.operator.plan.epoch == 2
         assert len(made.operator.journals) == 1
         assert made.launcher.pids() == pids

@@ -34,6 +34,7 @@ class Follower:
         self._client = StoreClient(self._spec.store)
         entries = {self._keys.worker(self._spec.name): encode_json(self._member("starting", None, None))}
         self._keeper = LeaseKeeper(self._spec.store, self._spec.lease_ttl_s, entries)
+        self._keeper.wait_held(self._spec.start_timeout_s)
 
     def run(self) -> None:
         """Follows the plan until this incarnation is fenced."""
@@ -54,8 +55,7 @@ class Follower:
     def _plan(self) -> Plan | None:
         try:
             entry = self._client.get(self._keys.plan)
-        except Retryable as error:
-            print(repr(error), flush=True)
+        except Retryable:
             return None
         return None if entry is None else msgspec.json.decode(entry.value, type=Plan)
 
