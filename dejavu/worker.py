@@ -53,6 +53,10 @@ class _Role:
     place: Place | None
 
 
+class DeclaredDead(Fatal):
+    """Others went on without this incarnation."""
+
+
 class WorkerProcess:
     """One incarnation of a worker, from registration to exit."""
 
@@ -73,7 +77,10 @@ class WorkerProcess:
         self._transport = make_transport(spec.transport_kind, spec.secret, spec.transport_settings)
         self._address = self._transport.listen(self._mailbox, host=spec.host)
         self._keeper = LeaseKeeper(
-            spec.store, spec.lease_ttl_s, {self._keys.worker(spec.name): encode_json(self._member("starting"))}
+            spec.store,
+            spec.lease_ttl_s,
+            {self._keys.worker(spec.name): encode_json(self._member("starting"))},
+            guard=self._incarnation.encode(),
         )
         self._view = ClusterView(spec.store, self._keys, lambda: self._mailbox.post(Wake()))
         self._faults = InjectedFaults(self._mailbox, self._view, self._keeper)
@@ -82,6 +89,9 @@ class WorkerProcess:
         """The worker has served and been told to stop. Raises DejavuError when it cannot go on."""
         try:
             self._serve()
+        except DeclaredDead:
+            # Its name is another's now: nothing may be said under it.
+            raise
         except DejavuError as error:
             self._register("draining", problem=str(error))
             raise
@@ -196,7 +206,7 @@ class WorkerProcess:
         if plan is None or (self._served_epoch is not None and plan.epoch <= self._served_epoch):
             return None
         if any(one.incarnation == self._incarnation for one in plan.fenced):
-            raise Fatal(f"this incarnation was declared dead before epoch {plan.epoch}: another has its place")
+            raise DeclaredDead(f"this incarnation was declared dead before epoch {plan.epoch}: another has its place")
         place = plan.place_of(self._spec.name)
         return _Role(plan, place) if place is not None or self._spec.name in plan.standby else None
 

@@ -1,1 +1,1 @@
-"""Reconcile loops that keep the running cluster equal to the declared one: membership, placement, launch, status."""
+"""Reconcile loops that keep the running cluster equal to the declared one: placement, launch, recovery, status."""

@@ -68,8 +68,15 @@ class StoreBoard:
             if self._was_reachable:
                 logger.warning("the store is away; requests go on without it: %s", error)
             self._was_reachable = False
+            # The try took its time, and processes can be seen without a store.
             return Observed(
-                members=None, plan=None, spec=None, running=running, exits=exits, pids=pids, is_ending=is_ending
+                members=None,
+                plan=None,
+                spec=None,
+                running=launcher.running(),
+                exits=launcher.exits(),
+                pids=launcher.pids(),
+                is_ending=launcher.is_stopping(),
             )
         if not self._was_reachable:
             logger.info("the store is back")

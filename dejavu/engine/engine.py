@@ -241,6 +241,7 @@ class Engine:
             return
         self._checked_s = now_s
         self._acks.publish()
+        self._lost.check()
         if self._ring is not None:
             self._check_overdue(self._ring, now_s)
 

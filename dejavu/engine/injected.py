@@ -82,7 +82,7 @@ class InjectedFaults:
 
     def _cut(self, is_cut: bool) -> None:
         self._is_cut = is_cut
-        self._keeper.freeze(is_cut)
+        self._keeper.cut(is_cut)
         self._mailbox.hold(is_cut)
         if self._peers is not None:
             self._peers.hold(is_cut)

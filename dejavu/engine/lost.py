@@ -19,11 +19,24 @@ class LostLinks:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._reported: set[str] = set()
+        self._alone_since_s: float | None = None
+        self._reason = ""
+
+    def check(self) -> None:
+        """Raises Fatal when the controller has been gone for too long: nobody says how to go on.
+
+        Not at once, for it leaves an epoch before its workers do.
+        """
+        now_s, since_s = self._host.clock.monotonic(), self._alone_since_s
+        if since_s is not None and now_s - since_s > self._host.plan.timeout_s:
+            raise Fatal(f"the controller is gone: {self._reason}")
 
     def note(self, event: PeerLost) -> None:
-        """A link is gone. Raises Fatal when it is the controller's: nobody would say how to go on."""
+        """A link is gone."""
         if event.peer == CONTROLLER:
-            raise Fatal(f"the controller is gone: {event.reason}")
+            if self._alone_since_s is None:
+                self._alone_since_s, self._reason = self._host.clock.monotonic(), event.reason
+            return
         if event.peer in self._reported:
             return
         self._reported.add(event.peer)

@@ -48,6 +48,7 @@ class MemoryEngine:
             event = self._host.mailbox.take(_IDLE_S)
             if event is not None:
                 self._handle(event)
+            self._lost.check()
 
     def finish(self) -> dict[str, int]:
         """What was counted in this epoch alone: the copies count for themselves."""

@@ -41,8 +41,6 @@ class Epochs:
         """Nothing is sent any more until the plan's workers all serve."""
         if event.plan.epoch <= self._links.plan.epoch:
             return
-        if not self._is_between:
-            self._links.abort()
         self._is_between = True
         self._watcher.phase("fence")
         self._watcher.phase("replace")
@@ -51,12 +49,15 @@ class Epochs:
         """Links to the workers of the new epoch, or None when it is no new one or is over already."""
         if event.plan.epoch <= self._links.plan.epoch:
             return None
+        former = self._links
         try:
             self._links = self._overseer.link(event.plan, event.addresses)
         except TransportError as error:
             logger.warning("epoch %d: %s", event.plan.epoch, error)
             self._overseer.suspect(error.peer, event.plan.epoch, str(error))
             return None
+        # Not before: whoever is still in the old epoch would take the controller for dead.
+        former.abort()
         self._is_between = False
         self._watcher.phase("restore")
         return self._links

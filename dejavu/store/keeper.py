@@ -17,7 +17,18 @@ import time
 from pathlib import Path
 
 from dejavu.errors import DejavuError
-from dejavu.store.keeper_messages import Held, Lost, Start, ToOwner, Trouble, Update, line_of, to_sidecar
+from dejavu.store.keeper_messages import (
+    Cut,
+    Held,
+    Lost,
+    Replaced,
+    Start,
+    ToOwner,
+    Trouble,
+    Update,
+    line_of,
+    to_sidecar,
+)
 from dejavu.store.lease_calls import LeaseCalls, LeaseGone
 
 logger = logging.getLogger(__name__)
@@ -37,11 +48,16 @@ class Sidecar:
         self._calls = LeaseCalls(start.spec, start.ttl_s)
         self._entries = dict(start.entries)
         self._dirty: set[str] = set()
+        self._given_up: set[str] = set()
         self._owner_pid = start.owner_pid
         self._expects_keys = start.resumes
         self._input_fd = input_fd
         self._output_fd = output_fd
-        self._unread = rest
+        self._guard = start.guard
+        self._had_lease = start.resumes
+        self._is_cut = False
+        self._unread = b""
+        self._take(rest)
         self._lease_id: int | None = None
         self._due_s = 0.0
         self._back_off_s = 0.0
@@ -52,7 +68,7 @@ class Sidecar:
         wait_s = 0.0
         # The second question is for an owner that has forked: its child then holds the pipe open as well.
         while self._take_input(wait_s) and os.getppid() == self._owner_pid:
-            if is_stopped(self._owner_pid):
+            if self._is_cut or is_stopped(self._owner_pid):
                 wait_s = _STOPPED_POLL_S
                 continue
             try:
@@ -64,7 +80,7 @@ class Sidecar:
                 self._back_off_s = 0.0
                 self._troubled = False
                 wait_s = min(max(0.0, self._due_s - time.monotonic()), _OWNER_CHECK_PERIOD_S)
-        if self._lease_id is not None:
+        if self._lease_id is not None and not self._is_cut:
             try:
                 self._calls.revoke(self._lease_id)
             except DejavuError as error:
@@ -90,14 +106,31 @@ class Sidecar:
 
     def _register(self, now_s: float) -> None:
         lease_id = self._calls.grant()
-        missing = self._calls.put_all(self._entries, lease_id)
+        revisions = self._keep_own() if self._had_lease and self._guard else None
+        missing = self._calls.put_all(self._entries, lease_id, revisions)
         if self._expects_keys and missing:
             self._tell(Lost())
         self._expects_keys = False
+        self._had_lease = True
         self._lease_id = lease_id
         self._dirty.clear()
         self._schedule(now_s)
         self._tell(Held(lease_id=lease_id))
+
+    def _keep_own(self) -> dict[str, int]:
+        """Keys that somebody else has put since are given up: whoever was taken for dead may have been replaced.
+
+        Returns the revisions at which the others were found.
+        """
+        # Of a value without the guard nobody can say whose it is; such keys are the newest lease's.
+        guarded = tuple(name for name, value in self._entries.items() if self._guard in value)
+        found = self._calls.look(guarded)
+        others = tuple(name for name, (value, _) in found.items() if self._guard not in value)
+        if others:
+            self._entries = {name: value for name, value in self._entries.items() if name not in others}
+            self._given_up.update(others)
+            self._tell(Replaced(keys=others))
+        return {name: found[name][1] if name in found else 0 for name in guarded if name not in others}
 
     def _schedule(self, now_s: float) -> None:
         # Counted from before the call: a slow answer must not make the next refresh late.
@@ -117,13 +150,19 @@ class Sidecar:
         data = os.read(self._input_fd, _READ_BYTES)
         if not data:
             return False
+        self._take(data)
+        return True
+
+    def _take(self, data: bytes) -> None:
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             message = to_sidecar(line)
-            if isinstance(message, Update):
-                self._entries.update(message.entries)
-                self._dirty.update(message.entries)
-        return True
+            if isinstance(message, Cut):
+                self._is_cut = message.is_cut
+            elif isinstance(message, Update):
+                own = {name: value for name, value in message.entries.items() if name not in self._given_up}
+                self._entries.update(own)
+                self._dirty.update(own)
 
     def _tell(self, message: ToOwner) -> None:
         try:

@@ -16,6 +16,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     ttl_s: float
     entries: dict[str, bytes]
     owner_pid: int
+    guard: bytes = b""
+    """In every value of this owner: a key that has come back without it belongs to somebody else."""
     resumes: bool
     """True when an earlier sidecar of this owner held a lease: keys that are found missing are then a loss."""
 
@@ -24,6 +26,12 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, tag="update"):
     """The keys have these values from now on; later lines win."""
 
     entries: dict[str, bytes]
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True, tag="cut"):
+    """From now on etcd is not to be touched, or is again. For injected partitions."""
+
+    is_cut: bool
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
@@ -36,14 +44,20 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
     """The sidecar's word that the lease had run out or was gone; others may have taken the owner for dead."""
 
 
+class Replaced(msgspec.Struct, frozen=True, kw_only=True, tag="replaced"):
+    """The sidecar's word that, after a loss, these keys were found to be another's; they are left alone."""
+
+    keys: tuple[str, ...]
+
+
 class Trouble(msgspec.Struct, frozen=True, kw_only=True, tag="trouble"):
     """The sidecar's word that etcd cannot be used at the moment, and why; it goes on trying."""
 
     reason: str
 
 
-ToSidecar: TypeAlias = Start | Update
-ToOwner: TypeAlias = Held | Lost | Trouble
+ToSidecar: TypeAlias = Start | Update | Cut
+ToOwner: TypeAlias = Held | Lost | Replaced | Trouble
 
 
 def line_of(message: ToSidecar | ToOwner) -> bytes:

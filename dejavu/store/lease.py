@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import dejavu
-from dejavu.store.keeper_messages import Held, Lost, Start, ToSidecar, Trouble, Update, line_of, to_owner
+from dejavu.store.keeper_messages import (
+    Cut,
+    Held,
+    Lost,
+    Replaced,
+    Start,
+    ToSidecar,
+    Trouble,
+    Update,
+    line_of,
+    to_owner,
+)
 from dejavu.store.lease_calls import MAX_ENTRIES
 from dejavu.store.spec import StoreSpec
 
@@ -33,11 +43,15 @@ class LeaseKeeper:
     milliseconds of this process's death, within ``ttl_s`` + 1 s of a SIGSTOP, and at ``close``. etcd's outages are
     survived: the keys come back by themselves, and ``losses`` tells that others may have seen them go.
     Raises ValueError when there are more entries than one transaction takes.
+
+    ``guard`` is in every value of this process. With it, a key that was lost and is there again without it is left
+    alone, for good: somebody has taken this process for dead and replaced it.
     """
 
-    def __init__(self, spec: StoreSpec, ttl_s: float, entries: Mapping[str, bytes]) -> None:
+    def __init__(self, spec: StoreSpec, ttl_s: float, entries: Mapping[str, bytes], *, guard: bytes = b"") -> None:
         self._spec = spec
         self._ttl_s = ttl_s
+        self._guard = guard
         self._condition = threading.Condition()
         self._pipe_lock = threading.Lock()
         self._entries: dict[str, bytes] = {}
@@ -79,12 +93,13 @@ class LeaseKeeper:
             self._note({key: value})
             self._condition.notify_all()
 
-    def freeze(self, is_frozen: bool) -> None:
-        """While frozen, nothing reaches etcd, as if the way were cut. For injected partitions. Any thread."""
+    def cut(self, is_cut: bool) -> None:
+        """While cut, nothing reaches etcd. For injected partitions. Any thread."""
         with self._condition:
             process = self._process
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGSTOP if is_frozen else signal.SIGCONT)
+        with self._pipe_lock:
+            if process is not None:
+                _send(process, Cut(is_cut=is_cut))
 
     def close(self) -> None:
         """The keys are gone (when etcd could be reached within 2 s; else they run out) and so is the sidecar.
@@ -157,6 +172,7 @@ class LeaseKeeper:
                     ttl_s=self._ttl_s,
                     entries=dict(self._entries),
                     owner_pid=os.getpid(),
+                    guard=self._guard,
                     resumes=resumes,
                 )
                 self._dirty.clear()
@@ -177,6 +193,8 @@ class LeaseKeeper:
                     held = True
                     self._holds += 1
                     self._lease_id = message.lease_id
+                elif isinstance(message, Replaced):
+                    logger.warning("another has put %s: they are left to it", ", ".join(message.keys))
                 elif isinstance(message, Lost):
                     self._losses += 1
                     logger.warning("the lease was lost; registering anew")

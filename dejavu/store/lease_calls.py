@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import grpc
@@ -25,6 +25,10 @@ _REVOKE_TIMEOUT_S = 1.5
 
 class LeaseGone(Retryable):
     """etcd does not hold the lease (any more): it ran out, or etcd lost its data."""
+
+
+class KeysChanged(Retryable):
+    """The keys are not as they were when they were looked at; look again."""
 
 
 class LeaseCalls:
@@ -60,10 +64,24 @@ class LeaseCalls:
         if self._run(operation, lease_id, self._timeout_s) <= 0:
             raise LeaseGone(f"lease {lease_id:x} has run out")
 
-    def put_all(self, entries: Mapping[str, bytes], lease_id: int) -> tuple[str, ...]:
+    def look(self, names: Sequence[str]) -> dict[str, tuple[bytes, int]]:
+        """The values of those keys that are there, each with the revision at which it was put."""
+
+        def operation(connection: Connection, timeout_s: float) -> dict[str, tuple[bytes, int]]:
+            rpc = connection.rpc
+            gets = [rpc.RequestOp(request_range=rpc.RangeRequest(key=name.encode())) for name in names]
+            answer = connection.call(connection.kv.Txn, rpc.TxnRequest(success=gets), timeout_s)
+            found = [pair for response in answer.responses for pair in response.response_range.kvs]
+            return {pair.key.decode(): (pair.value, int(pair.mod_revision)) for pair in found}
+
+        return self._failover.run(operation, timeout_s=self._timeout_s) if names else {}
+
+    def put_all(
+        self, entries: Mapping[str, bytes], lease_id: int, revisions: Mapping[str, int] | None = None
+    ) -> tuple[str, ...]:
         """All keys have their values, under the lease, at one revision; returns those that were absent before.
 
-        Raises LeaseGone.
+        With ``revisions``, only if every key was put last at its one (0: is absent). Raises LeaseGone, KeysChanged.
         """
         if not entries:
             return ()
@@ -77,7 +95,18 @@ class LeaseCalls:
                 )
                 for name in names
             ]
-            answer = connection.call(connection.kv.Txn, rpc.TxnRequest(success=puts), timeout_s)
+            same = [
+                rpc.Compare(
+                    key=name.encode(),
+                    target=rpc.Compare.CompareTarget.Value("MOD"),
+                    result=rpc.Compare.CompareResult.Value("EQUAL"),
+                    mod_revision=revision,
+                )
+                for name, revision in (revisions or {}).items()
+            ]
+            answer = connection.call(connection.kv.Txn, rpc.TxnRequest(compare=same, success=puts), timeout_s)
+            if not answer.succeeded:
+                raise KeysChanged(f"somebody else has put one of {', '.join(names)} meanwhile")
             pairs = zip(names, answer.responses, strict=True)
             return tuple(name for name, response in pairs if not response.response_put.HasField("prev_kv"))
 

@@ -1,156 +1,51 @@
-"""A whole cluster in one process: engines as threads over local memory, the real controller, no store, no processes."""
+"""A whole cluster in one process: engines as threads over local memory, the real controller, no store, no processes.
+
+Its workers can die, be replaced and go on; an operator on a thread of its own does what a real one would decide.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 
 from dejavu.clock import SystemClock
+from dejavu.control.holdings import HeldRow
+from dejavu.control.journal import RestoreReceipt
 from dejavu.control.placement import Declared, place
 from dejavu.control.plan import Plan
+from dejavu.control.replan import Dead, replaced
 from dejavu.engine import messages as m
-from dejavu.engine.build import BuiltStage, build_stage, load_stage
-from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
-from dejavu.engine.peers import CONTROLLER, Peers
+from dejavu.engine.mailbox import ClusterFenced, ClusterFormed
+from dejavu.engine.peers import CONTROLLER
 from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.levels import StreamingLevel
 from dejavu.kv.pool import TORCH_DTYPES
 from dejavu.models.spec import ModelSpec
 from dejavu.models.tokenizer import TextCodec
 from dejavu.report.counters import WorkerCounters
-from dejavu.report.spans import SpanRecorder
 from dejavu.request import Completion, Request
 from dejavu.serving.cluster_links import ClusterLinks
 from dejavu.serving.controller import Controller
-from dejavu.transport.base import Buffer, Hello, Link
-from dejavu.transport.local import LocalNetwork, LocalTransport
 
-CLUSTER = "in-process"
-SECRET = "only for tests"
+from harness.local_worker import CLOSE_TIMEOUT_S, CLUSTER, DEADLINE_S, Board, Killed, Node, Tap, Wire, Worker
+
+__all__ = ["CLUSTER", "Killed", "LocalCluster", "Tap", "local_cluster", "new_process_or_standby"]
+
 EPOCH = Epoch(1)
-CLOSE_TIMEOUT_S = 5.0
-DEADLINE_S = 60.0
-"""Far beyond any run of these tests: a hang becomes an error that says so."""
-
-Tap: TypeAlias = Callable[[str, str, bytes, bytes], Iterable[tuple[bytes, bytes]]]
-"""Gets (sender, peer, header, payload) of a message about to leave; gives the messages that leave in its place."""
+Policy: TypeAlias = Callable[[Plan, Dead], Plan]
+"""The plan that follows a death."""
 
 
-class TappedLink:
-    """A link whose messages go through a tap."""
-
-    def __init__(self, link: Link, sender: str, tap: Tap, lock: threading.Lock) -> None:
-        self._link = link
-        self._sender = sender
-        self._tap = tap
-        self._lock = lock
-        self.peer, self.address, self.description = link.peer, link.address, link.description
-
-    @property
-    def alive(self) -> bool:
-        return self._link.alive
-
-    def send(self, header: bytes, payload: Sequence[Buffer] = (), *, timeout_s: float = 60.0) -> Future[None]:
-        with self._lock:
-            messages = list(self._tap(self._sender, self.peer, header, b"".join(payload)))
-            for new_header, new_payload in messages:
-                self._link.send(new_header, (memoryview(new_payload),) if new_payload else (), timeout_s=timeout_s)
-        # The tap took a copy, so the caller has its buffers back at once.
-        sent: Future[None] = Future()
-        sent.set_result(None)
-        return sent
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        self._link.close(timeout_s)
-
-    def abort(self) -> None:
-        self._link.abort()
-
-
-class TappedTransport(LocalTransport):
-    """A local transport whose outgoing links are tapped."""
-
-    def __init__(self, network: LocalNetwork, sender: str, tap: Tap, lock: threading.Lock) -> None:
-        super().__init__(network, SECRET)
-        self._sender, self._tap, self._tap_lock = sender, tap, lock
-
-    def connect(self, address: str, hello: Hello, *, peer: str, timeout_s: float = 10.0) -> TappedLink:  # type: ignore[override]
-        link = super().connect(address, hello, peer=peer, timeout_s=timeout_s)
-        return TappedLink(link, self._sender, self._tap, self._tap_lock)
-
-
-class Node:
-    """A name on the network with a mailbox and links: a worker's or the controller's end."""
-
-    def __init__(self, name: str, plan: Plan, transport: LocalTransport, *, holds_kv: bool) -> None:
-        fingerprint = plan.model.layout.fingerprint if holds_kv else ""
-        self.name = name
-        self.transport = transport
-        self.mailbox = Mailbox(cluster=CLUSTER, epoch=lambda: plan.epoch, fingerprint=lambda: fingerprint)
-        self.address = transport.listen(self.mailbox)
-        hello = Hello(cluster=CLUSTER, name=name, incarnation=name, epoch=plan.epoch, fingerprint=fingerprint)
-        self.peers = Peers(transport, hello, timeout_s=DEADLINE_S, on_failed=self._failed)
-
-    def link_to(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            self.peers.connect(node.name, node.address, timeout_s=DEADLINE_S)
-
-    def close(self) -> None:
-        self.peers.close(CLOSE_TIMEOUT_S)
-        self.transport.close(CLOSE_TIMEOUT_S)
-
-    def _failed(self, peer: str, reason: str) -> None:
-        self.mailbox.post(PeerLost(peer=peer, reason=reason))
-
-
-class Worker:
-    """One stage, its engine on a thread of its own."""
-
-    def __init__(self, node: Node, plan: Plan, kv_folder: Path | None) -> None:
-        self.node = node
-        self._kv_folder = None if kv_folder is None else kv_folder / node.name
-        self._plan = plan
-        self._stop_asked = threading.Event()
-        self.problem: BaseException | None = None
-        self.stage: BuiltStage | None = None
-        self.thread = threading.Thread(target=self._run, name=f"engine-{node.name}", daemon=True)
-
-    def build(self) -> None:
-        clock, name = SystemClock(), WorkerName(self.node.name)
-        place_ = self._plan.place_of(name)
-        assert place_ is not None
-        recorder = SpanRecorder(clock)
-        self.stage = build_stage(
-            name=name,
-            cluster=CLUSTER,
-            plan=self._plan,
-            place=place_,
-            loaded=load_stage(self._plan, place_, recorder),
-            mailbox=self.node.mailbox,
-            peers=self.node.peers,
-            recorder=recorder,
-            clock=clock,
-            is_asked_to_stop=self._stop_asked.is_set,
-            kv_folder=self._kv_folder,
-        )
-
-    def ask_to_stop(self) -> None:
-        self._stop_asked.set()
-        self.node.mailbox.post(Wake())
-
-    def _run(self) -> None:
-        assert self.stage is not None
-        torch.set_num_threads(1)
-        try:
-            self.stage.engine.run()
-        except BaseException as error:  # Whatever ends an engine must reach the test.
-            self.problem = error
+def new_process_or_standby(plan: Plan, dead: Dead) -> Plan:
+    """Each dead worker's place goes to a standby that lives, or to a new process of its name."""
+    standbys = iter([name for name in plan.standby if name not in dead])
+    placed = [name for name in plan.workers if name in dead]
+    return replaced(plan, dead, {name: next(standbys, name) for name in placed})
 
 
 class Answers:
@@ -164,21 +59,174 @@ class Answers:
 
     def ended(self, completion: Completion, token_times_s: Sequence[float]) -> None:
         assert completion.id not in self.completions, f"{completion.id} ended twice"
+        assert len(token_times_s) == len(completion.tokens)
         self.completions[completion.id] = completion
 
 
-class LocalCluster:
-    """A cluster that is up."""
+class Operator:
+    """The workers of the plan, and what becomes of it when some of them die. Any thread."""
 
-    def __init__(self, plan: Plan, links: ClusterLinks, workers: Sequence[Worker], codec: TextCodec | None) -> None:
+    def __init__(self, plan: Plan, policy: Policy, tap: Tap | None, kv_folder: Path | None) -> None:
         self.plan = plan
-        self.links = links
-        self.workers = workers
+        self.policy = policy
+        self.board = Board()
+        self.problem: BaseException | None = None
+        self.wire = Wire(tap, self.fail)
+        self.controller = Node(CONTROLLER, CONTROLLER, self.wire, holds_kv=False)
+        self.controller.plan = plan
+        self.workers: dict[str, Worker] = {}
+        """The newest incarnation of each."""
+        self.ghosts: list[Worker] = []
+        """Those that were replaced."""
+        self._kv_folder = kv_folder
+        self._dead: dict[WorkerName, Worker] = {}
+        self._unrepaired: set[WorkerName] = set()
+        self._is_stopped = False
+        self.thread = threading.Thread(target=self._run, name="operator", daemon=True)
+
+    def start(self) -> Mapping[WorkerName, str]:
+        """The first plan's workers serve; the addresses."""
+        for name in (*self.plan.workers, *self.plan.standby):
+            self._start(name)
+        self.board.plan = self.plan
+        self._look_up()
+        addresses = self._wait_serving(self.plan)
+        assert addresses is not None, f"the cluster did not form: {self.why_failed()}"
+        self._wait(lambda: all(self.board.members[name].state == "ready" for name in self.plan.standby))
+        self.thread.start()
+        return addresses
+
+    def fail(self, names: Sequence[str]) -> None:
+        """These workers die at once, and will be replaced."""
+        with self.board.changed:
+            for name in names:
+                worker = self.workers[WorkerName(name)]
+                worker.die()
+                self._unrepaired.add(worker.name)
+            self.board.changed.notify_all()
+
+    def declare_dead(self, name: str) -> None:
+        """The worker is replaced; it lives, does not hear of it, and nothing that it sends arrives yet."""
+        worker = self.workers[WorkerName(name)]
+        worker.is_blind = worker.node.gate.is_shut = True
+        with self.board.changed:
+            self._unrepaired.add(worker.name)
+            self.board.changed.notify_all()
+
+    def stop(self) -> None:
+        """No worker is replaced any more, and every thread has ended."""
+        with self.board.changed:
+            self._is_stopped = True
+            self.board.changed.notify_all()
+        if self.thread.ident is not None:
+            self.thread.join(CLOSE_TIMEOUT_S)
+        for worker in (*self.workers.values(), *self.ghosts):
+            worker.thread.join(0.0 if worker.is_blind else CLOSE_TIMEOUT_S)
+            if worker.thread.is_alive():
+                worker.ask_to_stop()
+                worker.thread.join(CLOSE_TIMEOUT_S)
+            worker.node.close()
+
+    def why_failed(self) -> str | None:
+        """The first engine that ended by itself, or the operator's own trouble."""
+        for name, worker in self.workers.items():
+            if worker.problem is not None and not worker.node.gate.is_dead:
+                return f"engine {name}: {worker.problem!r}"
+        return None if self.problem is None else f"operator: {self.problem!r}"
+
+    def _run(self) -> None:
+        try:
+            while self._wait(lambda: bool(self._unrepaired)):
+                self._repair()
+        except BaseException as error:  # A thread that ends unseen would look like a hang.
+            self.problem = error
+
+    def _repair(self) -> None:
+        """One plan after the other until all of one's workers serve."""
+        addresses: Mapping[WorkerName, str] | None = None
+        while addresses is None and not self._is_stopped:
+            with self.board.changed:
+                dead = {name: self.workers[name] for name in sorted(self._unrepaired)}
+                self._unrepaired.clear()
+            incarnations = {name: worker.node.incarnation for name, worker in dead.items()}
+            self.plan = self.policy(self.plan, incarnations)
+            self.ghosts += dead.values()
+            self.controller.plan = self.plan
+            with self.board.changed:
+                self.board.plan = self.plan
+                for name in dead:
+                    del self.workers[name], self.board.members[name]
+            self.controller.mailbox.post(ClusterFenced(plan=self.plan))
+            for name in dead:
+                if name in (*self.plan.workers, *self.plan.standby):
+                    self._start(name)
+            self._look_up()
+            addresses = self._wait_serving(self.plan)
+        if addresses is not None:
+            self.controller.mailbox.post(ClusterFormed(plan=self.plan, addresses=addresses))
+
+    def _start(self, name: WorkerName) -> None:
+        number = 1 + sum(worker.name == name for worker in self.ghosts)
+        node = Node(name, f"{name}-{number}", self.wire, holds_kv=True)
+        self.workers[name] = Worker(node, self.board, self.controller.address, self._kv_folder)
+        self.workers[name].thread.start()
+
+    def _look_up(self) -> None:
+        for worker in self.workers.values():
+            worker.look_up()
+
+    def _wait_serving(self, plan: Plan) -> Mapping[WorkerName, str] | None:
+        """The workers' addresses; None when another one died meanwhile, or everything ends."""
+
+        def serve() -> bool:
+            members = [self.board.members.get(name) for name in plan.workers]
+            return all(one is not None and (one.state, one.epoch) == ("serving", plan.epoch) for one in members)
+
+        if not self._wait(lambda: bool(self._unrepaired) or self.why_failed() is not None or serve()) or not serve():
+            return None
+        return {name: self.board.members[name].address for name in plan.workers}
+
+    def _wait(self, is_so: Callable[[], bool]) -> bool:
+        """True once it is so; False when everything ends before."""
+        with self.board.changed:
+            self.board.changed.wait_for(lambda: self._is_stopped or is_so(), DEADLINE_S)
+            return not self._is_stopped and is_so()
+
+
+class LocalCluster:
+    """A cluster that is up; the controller's ``Overseer`` and ``Watcher``."""
+
+    def __init__(self, operator: Operator, codec: TextCodec | None) -> None:
+        self.receipts: list[RestoreReceipt] = []
+        self.suspected: list[tuple[str, Epoch]] = []
+        self._operator = operator
         self._answers = Answers()
         self._clock = SystemClock()
         self._deadline_s = self._clock.monotonic() + DEADLINE_S
+        self._at: dict[object, list[Callable[[], None]]] = {}
+        self.links = self.link(operator.plan, operator.start())
         # One for the cluster's whole life: row ids are never used twice.
-        self._controller = Controller(links, codec, self._answers, self._failure)
+        self._controller = Controller(self.links, codec, self._answers, self, self)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self._operator.plan
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """Those that have a place, in the plan's order."""
+        return [self._operator.workers[name] for name in self.plan.workers]
+
+    @property
+    def controller_node(self) -> Node:
+        """The controller's end."""
+        return self._operator.controller
+
+    @property
+    def operator(self) -> Operator:
+        """Who repairs."""
+        return self._operator
 
     def serve(self, requests: Sequence[Request]) -> dict[str, Completion]:
         """Every request's line. Raises what the controller raises, or says which engine ended."""
@@ -187,6 +235,18 @@ class LocalCluster:
         new = {id_: line for id_, line in self._answers.completions.items() if id_ not in before}
         assert set(new) == {request.id for request in requests}
         return new
+
+    def fail(self, *names: str) -> None:
+        """The workers' transports are aborted and their threads end; the operator replaces them. Any thread."""
+        self._operator.fail(names)
+
+    def at_step(self, microbatch: int, step: int, act: Callable[[], None]) -> None:
+        """``act`` is called, once, on the controller's thread, when the step's tokens have come."""
+        self._at.setdefault((microbatch, step), []).append(act)
+
+    def at_phase(self, name: str, act: Callable[[], None]) -> None:
+        """``act`` is called, once, on the controller's thread, when the phase begins (see ``Watcher.phase``)."""
+        self._at.setdefault(name, []).append(act)
 
     def counters(self) -> dict[str, WorkerCounters]:
         """What every worker has counted."""
@@ -198,6 +258,18 @@ class LocalCluster:
             m.decode_spans(answer.inbound.payload)
             answer.inbound.release()
         return counters
+
+    def held(self) -> dict[str, list[HeldRow]]:
+        """What each worker that keeps rows holds of them, in pools and copies."""
+        stages = (*self.plan.token_pipeline.stages, *self.plan.memory_stages)
+        workers = [stage.worker for stage in stages]
+        message = m.AskHoldings(epoch=self.plan.epoch)
+        answers = self.links.ask(message, workers, m.Holdings, timeout_s=DEADLINE_S)
+        held = {}
+        for name, answer in answers.items():
+            held[name] = m.decode_held(answer.inbound.payload)
+            answer.inbound.release()
+        return held
 
     def cells(self, microbatch: int, row_index: int, length: int) -> torch.Tensor:
         """The cells of one place over all layers: [layer, (K, V), head, position, dim]."""
@@ -233,11 +305,40 @@ class LocalCluster:
         """KV leaves in another way; no request may be open."""
         self.links.every_worker(m.SetStreaming(epoch=self.plan.epoch, level=level))
 
-    def _failure(self) -> str | None:
-        for worker in self.workers:
-            if worker.problem is not None:
-                return f"engine {worker.node.name}: {worker.problem!r}"
-        return None if self._clock.monotonic() < self._deadline_s else f"no end in {DEADLINE_S:g} s"
+    # What the controller calls: its overseer and its watcher.
+
+    def why_failed(self) -> str | None:
+        reason = self._operator.why_failed()
+        if reason is None and self._clock.monotonic() >= self._deadline_s:
+            return f"no end in {DEADLINE_S:g} s"
+        return reason
+
+    def suspect(self, worker: str, epoch: Epoch, reason: str) -> None:
+        self.suspected.append((worker, epoch))
+
+    def link(self, plan: Plan, addresses: Mapping[WorkerName, str]) -> ClusterLinks:
+        node = self._operator.controller
+        peers = node.make_peers(plan)
+        for name in plan.workers:
+            peers.connect(name, addresses[name], timeout_s=CLOSE_TIMEOUT_S)
+        self.links = ClusterLinks(plan, peers, node.mailbox, SystemClock())
+        return self.links
+
+    def resumed(self, epoch: Epoch, receipt: RestoreReceipt) -> None:
+        self.receipts.append(receipt)
+
+    def began(self) -> None:
+        self._act("began")
+
+    def stepped(self, microbatch: int, step: int) -> None:
+        self._act((microbatch, step))
+
+    def phase(self, name: str) -> None:
+        self._act(name)
+
+    def _act(self, moment: object) -> None:
+        for act in self._at.pop(moment, ()):
+            act()
 
 
 @contextmanager
@@ -248,40 +349,20 @@ def local_cluster(
     codec: TextCodec | None = None,
     tap: Tap | None = None,
     kv_folder: Path | None = None,
+    policy: Policy = new_process_or_standby,
 ) -> Iterator[LocalCluster]:
     """A cluster of the declared shape serves; at the end every engine has stopped by itself and no thread is left."""
     plan = place(declared, model, epoch=EPOCH)
-    network, lock = LocalNetwork(), threading.Lock()
-
-    def transport(name: str) -> LocalTransport:
-        return LocalTransport(network, SECRET) if tap is None else TappedTransport(network, name, tap, lock)
-
     before = set(threading.enumerate())
-    with ExitStack() as stack:
-        controller = Node(CONTROLLER, plan, transport(CONTROLLER), holds_kv=False)
-        stack.callback(controller.transport.close, CLOSE_TIMEOUT_S)
-        workers = [Worker(Node(name, plan, transport(name), holds_kv=True), plan, kv_folder) for name in plan.workers]
-        nodes = {worker.node.name: worker.node for worker in workers}
-        for worker in workers:
-            stack.callback(worker.node.close)
-            worker.node.link_to([*(nodes[peer] for peer in plan.peers_of(WorkerName(worker.node.name))), controller])
-            worker.build()
-        controller.link_to(nodes.values())
-        links = ClusterLinks(plan, controller.peers, controller.mailbox, SystemClock())
-        for worker in workers:
-            worker.thread.start()
-        stack.callback(_stop, links, workers)
-        yield LocalCluster(plan, links, workers, codec)
+    operator = Operator(plan, policy, tap, kv_folder)
+    try:
+        cluster = LocalCluster(operator, codec)
+        try:
+            yield cluster
+        finally:
+            cluster.links.stop_workers()
+    finally:
+        operator.stop()
+        operator.controller.close()
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.is_alive()]
     assert not left, f"threads left behind: {left}"
-
-
-def _stop(links: ClusterLinks, workers: Sequence[Worker]) -> None:
-    links.stop_workers()
-    for worker in workers:
-        worker.thread.join(CLOSE_TIMEOUT_S)
-        if worker.thread.is_alive():
-            worker.ask_to_stop()
-        assert worker.stage is not None
-        worker.stage.close()
-    links.close(CLOSE_TIMEOUT_S)

@@ -1,7 +1,8 @@
-"""A worker with a fault: ``python odd_worker.py FAULT [SECONDS]``. Everything else is the real one.
+"""A worker with a fault: ``python odd_worker.py FAULT [VALUE]``. Everything else is the real one.
 
-Faults: ``slow-load`` sleeps, GIL held, before the stage is loaded; ``hold-gil`` does so in the third step;
-``raise-in-step`` lets the third step fail.
+Faults: ``slow-load S`` sleeps, GIL held, before the stage is loaded; ``hold-gil S`` does so in the third step;
+``raise-in-step`` lets the third step fail, ``raise-once FILE`` only while the file is not there, and makes it;
+``fixed-port P`` listens at the first free port from P on, so that who comes back has the address of who died.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import ctypes
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from dejavu import worker
 from dejavu.models.stage import StageModel
+from dejavu.transport.base import TransportError
+from dejavu.transport.engine import LinkTransport
+
+NUM_PORTS = 16
 
 
 def hold_gil(seconds: float) -> None:
@@ -21,29 +27,59 @@ def hold_gil(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
-def install(fault: str, seconds: float) -> None:
-    load, step, calls = StageModel.load, StageModel.step, [0]
+def slow_load(value: str) -> None:
+    load = StageModel.load
 
-    def slow_load(*args: Any, **options: Any) -> StageModel:
-        hold_gil(seconds)
+    def slow(*args: Any, **options: Any) -> StageModel:
+        hold_gil(float(value))
         return load(*args, **options)
 
-    def odd_step(self: StageModel, *args: Any, **options: Any) -> Any:
+    StageModel.load = staticmethod(slow)  # type: ignore[assignment,method-assign]
+
+
+def odd_step(fault: str, value: str) -> None:
+    step, calls = StageModel.step, [0]
+
+    def odd(self: StageModel, *args: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == 3:
-            if fault == "raise-in-step":
+            if fault == "hold-gil":
+                hold_gil(float(value))
+            elif fault == "raise-in-step" or not Path(value).exists():
+                if value:
+                    Path(value).touch()
                 raise RuntimeError("the third step fails on purpose")
-            hold_gil(seconds)
         return step(self, *args, **options)
 
-    if fault == "slow-load":
-        StageModel.load = staticmethod(slow_load)  # type: ignore[assignment,method-assign]
-    else:
-        StageModel.step = odd_step  # type: ignore[method-assign]
+    StageModel.step = odd  # type: ignore[method-assign]
+
+
+def fixed_port(first: int) -> None:
+    listen = LinkTransport.listen
+
+    def at_a_known_port(self: LinkTransport, handler: Any, *, host: str = "127.0.0.1", port: int = 0) -> str:
+        for known in range(first, first + NUM_PORTS):
+            try:
+                return listen(self, handler, host=host, port=known)
+            except TransportError:
+                continue
+        raise TransportError("no port is free", peer="listener", phase="listen")
+
+    LinkTransport.listen = at_a_known_port  # type: ignore[method-assign]
+
+
+def install(fault: str, value: str) -> None:
+    match fault:
+        case "slow-load":
+            slow_load(value)
+        case "fixed-port":
+            fixed_port(int(value))
+        case _:
+            odd_step(fault, value)
 
 
 if __name__ == "__main__":
-    install(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
+    install(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "")
     status = worker.main()
     logging.shutdown()
     os._exit(status)

@@ -33,6 +33,7 @@ class World:
         self.takes_plans = True
         self.is_ending = False
         self.running: set[WorkerName] = set()
+        self.frozen: set[WorkerName] = set()
         self.pids: dict[WorkerName, int] = {}
         self.exits: list[ProcessExit] = []
         self.done: list[Action] = []
@@ -62,17 +63,26 @@ class World:
         )
 
     def serve(self) -> None:
-        """Whoever has a place and runs serves in the plan in force."""
+        """Whoever has a place and runs serves in the plan in force; whoever is on standby waits."""
         for name in self.state.plan.workers:
-            if name in self.running:
+            if name in self.running - self.frozen:
                 self.register(name, "serving")
+        for name in self.state.plan.standby:
+            if name in self.running - self.frozen:
+                self.register(name, "ready", placed=False)
 
     def kill(self, name: WorkerName, *, forget: bool = True) -> None:
         """The process ends by kill -9, and its lease is given back unless ``forget`` is False."""
         self.running.discard(name)
+        self.frozen.discard(name)
         self.exits.append(ProcessExit(name=name, status=-9, pid=self.pids[name], at_s=WALL_S + self.now_s))
         if forget:
             self.members.pop(name, None)
+
+    def freeze(self, name: WorkerName) -> None:
+        """The process does nothing any more, and its lease has run out."""
+        self.frozen.add(name)
+        self.members.pop(name, None)
 
     def look(self, after_s: float = 0.0) -> tuple[Action, ...]:
         """One pass; returns what recovery decided in it."""
@@ -122,6 +132,7 @@ class World:
                 self.pids[action.name] = next(self._pid)
             case KillWorker():
                 self.running.discard(action.name)
+                self.frozen.discard(action.name)
             case _:
                 pass
 

@@ -85,7 +85,8 @@ class SimulatedCluster:
         self._chooser = random.Random(seed)
         self._num_stages = plan.token_pipeline.depth if plan.mode == "disaggregated" else 0
         self.ring = Ring(num_microbatches=plan.token_pipeline.in_flight, num_ready_stages=self._num_stages)
-        self._requests: dict[tuple[int, ...], Request] = {}
+        self._requests: dict[int, Request] = {}
+        """By the first token of the prompt."""
         self._to_prompt: deque[m.RunPrompt] = deque()
         self._to_ring: deque[m.AnyMessage] = deque()
         self._from_prompt: deque[m.AnyMessage] = deque()
@@ -97,25 +98,25 @@ class SimulatedCluster:
         self._stepped: dict[int, set[RowId]] = {}
         self._parcels: list[Parcel] = []
         self._num_idle = 0
-        self.controller = Controller(self, LetterCodec(), self, lambda: None)  # type: ignore[arg-type]
+        self.controller = Controller(self, LetterCodec(), self, self)  # type: ignore[arg-type]
 
     def serve(self, requests: Sequence[Request]) -> dict[str, Completion]:
         """Every request's line, after everything that was under way has come to rest."""
-        self._requests = {request.prompt_tokens: request for request in requests}
+        self._requests = {request.prompt_tokens[0]: request for request in requests}
         self.controller.serve(requests)
         while (event := self.take(1.0)) is not None:
             self.controller._handle(event)
         assert all(parcel.num_releases == 1 for parcel in self._parcels)
         return self.completions
 
-    # What the controller calls: its links, its mailbox, its observer.
+    # What the controller calls: its links, its mailbox, its observer, its overseer.
 
     def prompt_first(self, message: m.RunPrompt, payload: Sequence[memoryview] = ()) -> None:
         ids = memoryview(payload[0]).cast("i")
         width = len(ids) // len(message.rows)
         for index, row in enumerate(message.rows):
             prompt = tuple(ids[index * width : index * width + row.length])
-            self._place(row, self._requests[prompt])
+            self._place(row, prompt)
         self._to_prompt.append(message)
 
     def token_first(self, message: m.AnyMessage) -> None:
@@ -146,6 +147,9 @@ class SimulatedCluster:
     def token(self, request_id: str, at_s: float) -> None:
         self.tokens_told.append((request_id, at_s))
 
+    def why_failed(self) -> str | None:
+        return None
+
     def ended(self, completion: Completion, token_times_s: Sequence[float]) -> None:
         assert completion.id not in self.completions, f"{completion.id} ended twice"
         assert len(token_times_s) == len(completion.tokens)
@@ -168,7 +172,11 @@ class SimulatedCluster:
         under_way = {step.microbatch for step in self._steps}
         return any(mb.live for index, mb in enumerate(self.ring._microbatches) if index not in under_way)
 
-    def _place(self, row: m.PromptRow, request: Request) -> None:
+    def _place(self, row: m.PromptRow, prompt: tuple[int, ...]) -> None:
+        request = self._requests[prompt[0]]
+        known = prompt[len(request.prompt_tokens) :]
+        assert prompt == (*request.prompt_tokens, *known)
+        assert known == tuple(right_token(request.prompt_tokens, index + 1) for index in range(len(known)))
         place = (row.microbatch, row.row_index)
         pipeline = self.plan.token_pipeline
         assert place[0] < pipeline.in_flight
@@ -176,7 +184,7 @@ class SimulatedCluster:
         assert row.row_id not in self.rows, "a row id was used twice"
         holders = [other for other in self.rows.values() if other.place == place and not other.is_gone]
         assert not holders, f"place {place} has two owners"
-        self.rows[row.row_id] = Row(request=request, place=place)
+        self.rows[row.row_id] = Row(request=request, place=place, num_generated=len(known))
 
     def _run_prompt(self) -> None:
         message = self._to_prompt.popleft()
@@ -188,10 +196,13 @@ class SimulatedCluster:
             self._fault(row_ids)
             self._from_prompt.append(m.RowsFailed(epoch=1, row_ids=row_ids, reason="prompt", while_prompt=True))  # type: ignore[arg-type]
             return
-        tokens = tuple(right_token(self.rows[row_id].request.prompt_tokens, 1) for row_id in row_ids)
-        for row_id in row_ids:
-            self.rows[row_id].num_generated = 1
+        tokens = tuple(self._next_token(row_id) for row_id in row_ids)
         self._from_prompt.append(m.PromptTokens(epoch=self.plan.epoch, row_ids=row_ids, tokens=tokens))
+
+    def _next_token(self, row_id: RowId) -> int:
+        truth = self.rows[row_id]
+        truth.num_generated += 1
+        return right_token(truth.request.prompt_tokens, truth.num_generated)
 
     def _survives(self, row_id: RowId) -> bool:
         if self._chooser.random() >= self._faults.kv_lost:
@@ -225,9 +236,11 @@ class SimulatedCluster:
 
     def _check_admitted(self, row: AdmittedRow) -> None:
         truth = self.rows[row.row_id]
-        prompt = truth.request.prompt_tokens
+        prompt, num_generated = truth.request.prompt_tokens, truth.num_generated
         assert (row.microbatch, row.row_index) == truth.place
-        assert (row.position, row.token, row.num_generated) == (len(prompt), right_token(prompt, 1), 1)
+        assert (row.position, row.num_generated) == (len(prompt) + num_generated - 1, num_generated)
+        assert row.token == right_token(prompt, num_generated)
+        assert (row.known, row.ready_stages) == ((), None)
 
     def _start_step(self) -> None:
         step = self.ring.next_step()
@@ -251,11 +264,7 @@ class SimulatedCluster:
 
     def _finish_step(self) -> None:
         step = self._steps.popleft()
-        tokens = {}
-        for row in step.rows:
-            truth = self.rows[row.row_id]
-            truth.num_generated += 1
-            tokens[row.row_id] = right_token(truth.request.prompt_tokens, truth.num_generated)
+        tokens = {row.row_id: self._next_token(row.row_id) for row in step.rows}
         done = m.StepTokens(
             epoch=self.plan.epoch,
             microbatch=step.microbatch,

@@ -62,12 +62,14 @@ class StreamerBench:
         max_queued_jobs: int = 4,
         retain_bytes: int = 0,
         timeout_s: float = 30.0,
+        patience_s: float | None = None,
         copier: Copier | None = None,
     ) -> None:
         self.receivers = Receivers({target.owner: _store(target) for target in TARGETS})
         self.staging = StagingRing(num_buffers, 4096)
         self.clock = VirtualClock()
         self.errors: list[tuple[Exception, tuple[RowId, ...]]] = []
+        self.on_lost: Callable[[tuple[RowId, ...]], None] = lambda row_ids: None
         self.spans: list[StreamSpan] = []
         self.pool = numbered_pool()
         self._threads_before = set(threading.enumerate())
@@ -75,7 +77,7 @@ class StreamerBench:
             StreamSetup(cluster="c", epoch=Epoch(1), source=SOURCE, targets=TARGETS, layout=LAYOUT),
             self.staging,
             self.receivers,
-            on_error=lambda error, row_ids: self.errors.append((error, row_ids)),
+            on_error=self._failed,
             on_span=self.spans.append,
             level=level,
             copier=copier or Beside(),
@@ -83,6 +85,7 @@ class StreamerBench:
             max_queued_jobs=max_queued_jobs,
             retain_bytes=retain_bytes,
             timeout_s=timeout_s,
+            patience_s=patience_s,
         )
 
     def step(self, *rows: PoolRow) -> None:
@@ -108,6 +111,10 @@ class StreamerBench:
     def sent(self, row_index: int, length: int) -> torch.Tensor:
         """What the pool holds of a row: [L, C, H, T, D]."""
         return self.pool.cells(row_index, LAYERS, HEADS, (0, length))
+
+    def _failed(self, error: Exception, row_ids: tuple[RowId, ...]) -> None:
+        self.errors.append((error, row_ids))
+        self.on_lost(row_ids)
 
     def close(self) -> None:
         """Nothing of the streamer is left. Raises AssertionError when a staging buffer is."""

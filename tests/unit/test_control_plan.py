@@ -112,9 +112,9 @@ def test_token_stages_send_forward_to_stage_0_and_back_to_where_their_kv_comes_f
     assert [plan.peers_of(worker) for worker in (W1, W2, W3)] == [(W2, W0), (W3, W1, W0), (W1, W0)]
 
 
-def test_colocated_stages_send_forward_and_the_last_to_stage_0() -> None:
+def test_colocated_stages_send_forward_and_to_stage_0_whether_a_restored_row_is_ready() -> None:
     plan = colocated_plan(3)
-    assert [plan.peers_of(worker) for worker in plan.workers] == [(W1,), (W2,), (W0,)]
+    assert [plan.peers_of(worker) for worker in plan.workers] == [(W1,), (W2, W0), (W0,)]
     assert colocated_plan(1).peers_of(W0) == ()
     assert plan.peers_of(WorkerName("w9")) == ()
 

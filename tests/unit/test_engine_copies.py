@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from dejavu.control.ring import StepRow
 from dejavu.engine.copies import Copies
 from dejavu.engine.messages import KvPart, PromptRow
 from dejavu.engine.outflow import Outflow
+from dejavu.engine.pool_rows import PoolRows
 from dejavu.ids import RowId
+from dejavu.kv.chunk import StepMark
+from dejavu.kv.device import CpuCopier
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.levels import StreamingLevel
 from dejavu.kv.route import RowSpan
@@ -30,12 +34,24 @@ class FakeStreamer:
     def __init__(self, kept: Sequence[RowId] = (), *, stalls: bool = False) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self._kept, self._stalls = kept, stalls
+        self.on_submit: Callable[[tuple[RowId, ...]], None] = lambda row_ids: None
 
     def submit(self, layer: int, keys: torch.Tensor, values: torch.Tensor, rows: Sequence[RowSpan]) -> None:
         self.calls.append(("submit", layer, tuple(rows)))
 
-    def submit_rows(self, pool: object, rows: Sequence[object], *, made_by: str, layers: object = None) -> None:
-        self.calls.append(("submit_rows", tuple(rows), made_by, layers))
+    def submit_rows(
+        self,
+        pool: object,
+        rows: Sequence[Any],
+        *,
+        made_by: str,
+        layers: object = None,
+        mark: StepMark | None = None,
+    ) -> None:
+        if self._stalls:
+            raise StreamStalled("the queue is full")
+        self.calls.append(("submit_rows", tuple(rows), made_by, layers if mark is None else mark))
+        self.on_submit(tuple(row.span.row_id for row in rows))
 
     def settle(self, places: frozenset[int]) -> None:
         self.calls.append(("settle", set(places)))
@@ -86,22 +102,35 @@ def step_row(row_id: RowId, row_index: int, position: int) -> StepRow:
     return StepRow(row_id, row_index, position, 0, None)
 
 
-def copies_of(streamer: FakeStreamer, disk: FakeDisk | None = None) -> Copies:
-    """Copies that know rows A (place 0, 3 positions) and B (place 3, 5 positions)."""
-    made = Copies(streamer, numbered_pool(), ROWS_PER_MICROBATCH, disk)  # type: ignore[arg-type]
-    made.begin([prompt(A, 0, 0, 3), prompt(B, 1, 1, 5)])
-    streamer.calls.clear()
-    return made
+def written_rows() -> PoolRows:
+    """A has 3 positions at place 0, B has 5 at place 3."""
+    rows = PoolRows(ROWS_PER_MICROBATCH)
+    rows.begin([prompt(A, 0, 0, 3), prompt(B, 1, 1, 5)])
+    rows.written(A, 3)
+    rows.written(B, 5)
+    return rows
+
+
+def copies_of(
+    streamer: FakeStreamer,
+    disk: FakeDisk | None = None,
+    rows: PoolRows | None = None,
+    lost: deque[RowId] | None = None,
+) -> Copies:
+    """Copies of ``written_rows``."""
+    rows, lost = rows or written_rows(), deque() if lost is None else lost
+    return Copies(streamer, numbered_pool(), rows, lost, disk)  # type: ignore[arg-type]
 
 
 def part(row_id: RowId, start: int, stop: int) -> KvPart:
     return KvPart(row_id, LayerRange(1, 2), (start, stop))
 
 
-def test_begin_settles_the_places_and_forgets_the_rows_that_were_there() -> None:
-    streamer = FakeStreamer()
-    copies = copies_of(streamer)
-    copies.begin([prompt(C, 0, 0, 2)])
+def test_begin_settles_the_places_and_the_rows_that_were_there_leave_no_more() -> None:
+    streamer, rows_here = FakeStreamer(), written_rows()
+    copies = copies_of(streamer, rows=rows_here)
+    copies.begin(rows_here.begin([prompt(C, 0, 0, 2)]))
+    rows_here.written(C, 2)
     assert streamer.calls == [("settle", {0})]
     streamer.calls.clear()
     copies.send_again([part(A, 0, 1)])
@@ -133,15 +162,14 @@ def test_prompts_of_rows_that_are_not_known_submit_nothing() -> None:
 
 def test_a_step_sends_one_position_of_each_of_its_rows() -> None:
     streamer = FakeStreamer()
-    copies_of(streamer).step(1, [step_row(B, 1, 5), step_row(C, 0, 2)])
-    assert streamer.calls == [("submit_rows", (pool_row(B, 3, 1, 5), pool_row(C, 2, 1, 2)), "step", None)]
+    copies_of(streamer).step(1, 7, [step_row(B, 1, 5), step_row(C, 0, 2)])
+    assert streamer.calls == [("submit_rows", (pool_row(B, 3, 1, 5), pool_row(C, 2, 1, 2)), "step", StepMark(1, 7))]
 
 
 def test_a_part_of_what_is_written_is_sent_again_from_its_place() -> None:
-    streamer = FakeStreamer()
-    copies = copies_of(streamer)
-    copies.step(1, [step_row(B, 1, 5)])
-    streamer.calls.clear()
+    streamer, rows = FakeStreamer(), written_rows()
+    copies = copies_of(streamer, rows=rows)
+    rows.written(B, 6)
     copies.send_again([part(A, 1, 3), part(B, 5, 6)])
     jobs = [job for _, job in streamer.calls]
     assert [(job.rows, job.layers) for job in jobs] == [
@@ -164,9 +192,10 @@ def test_positions_that_only_a_corrupt_header_can_name_are_not_sent_again(span: 
 
 
 def test_a_released_row_is_dropped_on_disk_and_not_sent_again() -> None:
-    streamer, disk = FakeStreamer(), FakeDisk()
-    copies = copies_of(streamer, disk)
+    streamer, disk, rows = FakeStreamer(), FakeDisk(), written_rows()
+    copies = copies_of(streamer, disk, rows)
     copies.release([A, C])
+    rows.release([A, C])
     copies.send_again([part(A, 0, 1)])
     assert (disk.dropped, streamer.calls) == ([A, C], [])
     copies.close()
@@ -177,8 +206,9 @@ def test_an_outflow_without_parts_does_nothing() -> None:
     out = Outflow()
     rows = [prompt(A, 0, 0, 3)]
     assert (out.streamers, out.on_layer(rows), out.on_written(rows)) == ((), None, None)
-    out.begin(rows)
-    out.step(0, [step_row(A, 0, 3)])
+    out.begin(frozenset({0}))
+    out.step(0, 1, [step_row(A, 0, 3)])
+    out.again([(A, 0, 3)])
     out.prompts([A])
     out.release([A])
     out.set_level(StreamingLevel.naive)
@@ -220,23 +250,99 @@ def test_an_outflow_asks_every_streamer_and_a_drain_that_takes_too_long_is_let_b
 
 
 def test_a_place_that_is_given_to_another_row_gets_no_old_cells_into_a_copy_and_the_other_way_round() -> None:
-    bench = StreamerBench()
-    copies = Copies(bench.streamer, bench.pool, ROWS_PER_MICROBATCH, None)
-    copies.begin([prompt(A, 0, 0, 3)])
+    bench, rows = StreamerBench(), PoolRows(ROWS_PER_MICROBATCH)
+    copies = Copies(bench.streamer, bench.pool, rows, deque(), None)
+    copies.begin(rows.begin([prompt(A, 0, 0, 3)]))
+    rows.written(A, 3)
     copies.prompts([A])
     bench.streamer.drain(30)
     bench.receivers.is_open = False
     for position in range(3, 6):
-        copies.step(0, [step_row(A, 0, position)])
+        copies.step(0, position, [step_row(A, 0, position)])
     old = bench.sent(0, 6).clone()
     with beside(bench.receivers.open):
-        copies.begin([prompt(B, 0, 0, 4)])
+        copies.begin(rows.begin([prompt(B, 0, 0, 4)]))
     bench.pool.cells_LCRHSD[:, :, 0] *= -1
+    rows.written(B, 4)
     copies.prompts([B])
     bench.streamer.drain(30)
     here = min(store.length(A) for store in bench.receivers.stores.values())
     assert here >= 3
     assert torch.equal(bench.received(A, here), old[..., :here, :])
     assert torch.equal(bench.received(B, 4), -old[..., :4, :])
+    copies.close()
+    bench.close()
+
+
+def test_a_row_whose_prompt_copy_was_lost_sends_all_of_it_with_its_next_step() -> None:
+    streamer, lost = FakeStreamer(), deque([A, C])
+    copies = copies_of(streamer, lost=lost)
+    copies.step(0, 1, [step_row(A, 0, 3), step_row(B, 1, 5)])
+    copies.step(0, 2, [step_row(A, 0, 4)])
+    assert [rows for _, rows, _, _ in streamer.calls] == [
+        (pool_row(A, 0, 4), pool_row(B, 1, 1, 5)),
+        (pool_row(A, 0, 1, 4),),
+    ]
+    assert not lost
+
+
+def test_steps_that_could_not_leave_are_taken_along_by_the_next_that_does() -> None:
+    """A slow holder does not stop the steps; its copy catches up."""
+    streamer, lost = FakeStreamer(), deque[RowId]()
+    copies = copies_of(streamer, lost=lost)
+    streamer.on_submit = lost.extend
+    copies.step(0, 1, [step_row(A, 0, 3)])
+    copies.step(0, 2, [step_row(A, 0, 4)])
+    streamer.on_submit = lambda row_ids: None
+    copies.step(0, 3, [step_row(A, 0, 5)])
+    copies.step(0, 4, [step_row(A, 0, 6)])
+    assert [rows for _, rows, _, _ in streamer.calls] == [
+        (pool_row(A, 0, 1, 3),),
+        (pool_row(A, 0, 2, 3),),
+        (pool_row(A, 0, 3, 3),),
+        (pool_row(A, 0, 1, 6),),
+    ]
+
+
+def test_a_row_that_ended_while_it_was_behind_is_behind_no_more() -> None:
+    streamer, rows, lost = FakeStreamer(), written_rows(), deque([A])
+    copies = copies_of(streamer, rows=rows, lost=lost)
+    copies.step(1, 1, [step_row(B, 1, 5)])
+    copies.release([A])
+    rows.begin([prompt(A, 0, 0, 2)])
+    copies.step(0, 2, [step_row(A, 0, 2)])
+    assert streamer.calls[-1][1] == (pool_row(A, 0, 1, 2),)
+
+
+def test_a_prompt_copy_that_finds_the_queue_full_puts_its_rows_behind() -> None:
+    streamer, lost = FakeStreamer(stalls=True), deque[RowId]()
+    copies_of(streamer, lost=lost).layer_hook([prompt(A, 0, 0, 3), prompt(B, 1, 1, 5)])(0)
+    assert list(lost) == [A, B]
+
+
+def test_spans_are_copied_again_as_they_are_given_and_empty_ones_are_not() -> None:
+    streamer = FakeStreamer()
+    copies_of(streamer).again([(A, 1, 3), (B, 5, 5), (C, 0, 2)])
+    assert streamer.calls == [("submit_rows", (pool_row(A, 0, 2, 1),), "prompt", None), ("end_pass",)]
+
+
+def test_a_holder_that_takes_nothing_keeps_no_step_waiting_and_its_copy_catches_up() -> None:
+    bench = StreamerBench(num_buffers=2, patience_s=0.001, timeout_s=30.0, copier=CpuCopier())
+    rows, lost = PoolRows(ROWS_PER_MICROBATCH), deque[RowId]()
+    bench.on_lost = lost.extend
+    copies = Copies(bench.streamer, bench.pool, rows, lost, None)
+    copies.begin(rows.begin([prompt(A, 0, 0, 1)]))
+    rows.written(A, 1)
+    copies.prompts([A])
+    bench.streamer.drain(30)
+    bench.receivers.is_open = False
+    for position in range(1, 6):
+        copies.step(0, position, [step_row(A, 0, position)])
+    assert bench.errors, "two buffers cannot hold five steps"
+    bench.receivers.open()
+    bench.streamer.drain(30)
+    copies.step(0, 6, [step_row(A, 0, 6)])
+    bench.streamer.drain(30)
+    assert torch.equal(bench.received(A, 7), bench.sent(0, 7))
     copies.close()
     bench.close()

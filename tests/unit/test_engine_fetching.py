@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dejavu.clock import VirtualClock
 from dejavu.engine import messages as m
 from dejavu.engine.fetching import MOST_FETCHES, FetchAgain
 from dejavu.engine.lost import LostLinks
@@ -14,6 +13,8 @@ from dejavu.errors import Fatal
 from dejavu.ids import Epoch, RowId
 from dejavu.kv.chunk import ChunkHeader
 from dejavu.kv.layout import LayerRange
+
+from harness.plans import split_plan
 
 A, B = RowId(1), RowId(2)
 
@@ -78,20 +79,32 @@ def test_a_row_whose_many_chunks_came_corrupt_together_is_asked_for_whole() -> N
     assert fetching.ask("w0", [chunk(A, start) for start in range(MOST_FETCHES + 1)]) == ()
 
 
+class FakeHost:
+    """What a worker tells goes to ``told``."""
+
+    def __init__(self) -> None:
+        self.plan = split_plan()
+        self.told: list[tuple[str, m.AnyMessage]] = []
+
+    def tell(self, peer: str, message: m.AnyMessage) -> None:
+        self.told.append((peer, message))
+
+
+def lost(peer: str, reason: str) -> PeerLost:
+    return PeerLost(peer=peer, reason=reason, epoch=Epoch(1))
+
+
 def test_a_lost_controller_ends_the_worker_at_once() -> None:
     with pytest.raises(Fatal, match="the controller is gone: reset"):
-        LostLinks(VirtualClock()).note(PeerLost(peer="controller", reason="reset"))
+        LostLinks(FakeHost()).note(lost("controller", "reset"))  # type: ignore[arg-type]
 
 
-def test_a_lost_peer_ends_the_worker_only_when_no_stop_comes_for_a_while() -> None:
-    clock = VirtualClock()
-    lost = LostLinks(clock)
-    clock.advance(100.0)
-    lost.check()
-    lost.note(PeerLost(peer="w1", reason="reset"))
-    clock.advance(2.0)
-    lost.note(PeerLost(peer="w2", reason="later"))
-    lost.check()
-    clock.advance(2.0)
-    with pytest.raises(Fatal, match="the link with w1 is gone: reset"):
-        lost.check()
+def test_a_lost_peer_is_reported_once_and_each_peer_by_itself() -> None:
+    host = FakeHost()
+    links = LostLinks(host)  # type: ignore[arg-type]
+    for event in (lost("w1", "reset"), lost("w1", "again"), lost("w2", "later")):
+        links.note(event)
+    assert host.told == [
+        ("controller", m.LinkLost(epoch=Epoch(1), peer="w1", reason="reset")),
+        ("controller", m.LinkLost(epoch=Epoch(1), peer="w2", reason="later")),
+    ]

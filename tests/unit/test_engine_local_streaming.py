@@ -166,9 +166,8 @@ def test_copies_are_let_go_when_their_rows_have_ended(llama: Oracle, tmp_path: P
         counters = cluster.counters()
         if stream_to == "memory":
             worker = cluster.workers[-1]
-            assert worker.stage is not None
-            assert worker.stage.engine._store.row_ids == ()  # type: ignore[attr-defined]
-            assert counters[worker.node.name].kv["corrupt"] == 0
+            assert worker.kept.replicas.held() == ()
+            assert counters[worker.node.name].kv.get("corrupt", 0) == 0
     assert list(tmp_path.glob("*/*.kv")) == []
 
 
@@ -214,7 +213,7 @@ def test_a_copy_that_never_comes_whole_is_given_up_and_costs_no_token(llama: Ora
         counters = cluster.counters()
     assert {id_: line.tokens for id_, line in completions.items()} == llama.all_tokens(requests)
     assert 0 < counters["w1"].kv["asked_again"] <= len(requests) * MOST_FETCHES
-    assert counters["w1"].kv["accepted"] == 0
+    assert counters["w1"].kv.get("accepted", 0) == 0
 
 
 def test_a_memory_stage_has_its_place_in_the_plan(llama: Oracle) -> None:

@@ -18,10 +18,13 @@ from dejavu.engine import messages as m
 from dejavu.engine.engine import Engine
 from dejavu.engine.fetching import MOST_FETCHES
 from dejavu.engine.host import Host
+from dejavu.engine.kept import Kept
 from dejavu.engine.mailbox import ChunksSpoilt, Event, Mailbox, PeerLost, Received, Wake
 from dejavu.engine.meter import Meter
 from dejavu.engine.outflow import Outflow
+from dejavu.engine.passes import Passes
 from dejavu.engine.peers import CONTROLLER
+from dejavu.engine.sources import Sources
 from dejavu.errors import Fatal
 from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.chunk import ChunkHeader, seal
@@ -113,7 +116,8 @@ class Stand:
         self.mailbox = ScriptedMailbox(self.clock)
         self.compute = FakeCompute(self.clock)
         self.told: list[tuple[str, m.AnyMessage]] = []
-        self.is_asked_to_stop = False
+        self.is_asked_to_stop = self.is_superseded = False
+        self.acks: list[tuple[str, int, bytes]] = []
         place = plan.place_of(WorkerName(name))
         assert place is not None
         pipeline = place.pipeline
@@ -121,22 +125,32 @@ class Stand:
         has_ring = pipeline.kind != "prompt" and place.is_first
         self.ring = Ring(num_microbatches=pipeline.in_flight, num_ready_stages=stages) if has_ring else None
         recorder = SpanRecorder(self.clock)
+        self.kept = Kept(recorder=recorder, meter=Meter(recorder), model=FakeModel())  # type: ignore[arg-type]
+        self.kept.replicas.enter("c", plan, place)
         host = Host(
             name=WorkerName(name),
             plan=plan,
             place=place,
-            loaded=FakeModel(),  # type: ignore[arg-type]
-            pool=None,
+            kept=self.kept,
             mailbox=self.mailbox,
             peers=self,  # type: ignore[arg-type]
-            recorder=recorder,
-            meter=Meter(recorder),
             clock=self.clock,
+            reach=lambda worker: None,
+            acknowledge=lambda *entry: self.acks.append(entry),
             is_asked_to_stop=lambda: self.is_asked_to_stop,
+            is_superseded=lambda: self.is_superseded,
         )
         handoff = Nothing() if pipeline.kind == "prompt" else None
         self.out = Outflow(handoff=handoff)  # type: ignore[arg-type]
-        self.engine = Engine(host, self.compute, ring=self.ring, landed=landed, out=self.out)  # type: ignore[arg-type]
+        self.engine = Engine(
+            host,
+            Passes(host, self.compute, None, self.out),  # type: ignore[arg-type]
+            rows=None,
+            ring=self.ring,
+            landed=landed,  # type: ignore[arg-type]
+            out=self.out,
+            sources=Sources(host, self.kept, "c"),
+        )
 
     def tell(self, peer: str, message: m.AnyMessage, payload: Sequence[memoryview] = ()) -> None:
         self.told.append((peer, message))
@@ -272,26 +286,50 @@ def test_kv_that_is_not_kept_any_more_cannot_be_sent_again_and_its_row_fails() -
 
 def test_a_stop_ends_the_engine_even_after_peers_have_parted() -> None:
     stand = Stand(split_plan(1, 2), "w2")
-    stand.mailbox.post(PeerLost(peer="w1", reason="closed"))
+    stand.mailbox.post(PeerLost(peer="w1", reason="closed", epoch=EPOCH))
     stand.get(m.Stop(epoch=EPOCH))
     stand.engine.run()
 
 
-def test_a_link_between_workers_that_stays_gone_is_fatal_and_named() -> None:
+def test_a_link_between_workers_that_is_gone_is_told_to_the_controller_once() -> None:
     """The rows on it used to wait for ever, with both workers alive."""
     stand = Stand(split_plan(1, 2), "w2")
-    stand.mailbox.post(PeerLost(peer="w1", reason="deadline"))
-    with pytest.raises(Fatal, match="w1 is gone: deadline"):
-        stand.engine.run()
-    assert stand.clock.now() > 3.0
+    for reason in ("deadline", "reset"):
+        stand.mailbox.post(PeerLost(peer="w1", reason=reason, epoch=EPOCH))
+    stand.get(m.Stop(epoch=EPOCH))
+    stand.engine.run()
+    assert stand.said(m.LinkLost) == [m.LinkLost(epoch=EPOCH, peer="w1", reason="deadline")]
 
 
 def test_a_controller_that_is_gone_is_fatal_at_once() -> None:
     stand = Stand(split_plan(1, 1), "w1")
-    stand.mailbox.post(PeerLost(peer=CONTROLLER, reason="reset"))
+    stand.mailbox.post(PeerLost(peer=CONTROLLER, reason="reset", epoch=EPOCH))
     with pytest.raises(Fatal, match="controller is gone"):
         stand.engine.run()
     assert stand.clock.now() == 0.0
+
+
+def test_a_wake_up_ends_the_engine_when_a_newer_plan_is_in_force() -> None:
+    stand = Stand(split_plan(1, 1), "w1")
+    stand.is_superseded = True
+    stand.mailbox.post(Wake())
+    stand.engine.run()
+
+
+def test_work_that_waits_when_its_epoch_ends_is_released_and_not_done() -> None:
+    stand = Stand(colocated_plan(1, in_flight=1), "w0")
+    released = []
+    inbound = Inbound(
+        hello=Hello(cluster="c", name="x", incarnation="i", epoch=1),
+        header=b"",
+        payload=memoryview(b""),
+        release=lambda: released.append(True),
+    )
+    stand.is_superseded = True
+    stand.mailbox.post(Received(message=run_prompt(A)[0], inbound=inbound))
+    stand.mailbox.post(Wake())
+    stand.engine.run()
+    assert (released, stand.told) == ([True], [])
 
 
 def test_a_wake_up_ends_the_engine_only_when_it_was_asked_to_stop() -> None:
@@ -310,7 +348,7 @@ def test_a_wake_up_ends_the_engine_only_when_it_was_asked_to_stop() -> None:
     ("name", "message", "words"),
     [
         ("w2", m.AdmitRows(epoch=EPOCH, rows=()), "only stage 0 keeps"),
-        ("w0", m.ExpectRows(epoch=EPOCH, rows=()), "takes no KV"),
+        ("w0", m.ExpectRows(epoch=EPOCH, rows=()), "takes no rows"),
         ("w1", m.RowsEnded(epoch=EPOCH, row_ids=()), "not for a worker"),
     ],
 )

@@ -15,6 +15,7 @@ from dejavu.engine import messages as m
 from dejavu.engine.landing import Landing
 from dejavu.engine.mailbox import ChunksSpoilt, Mailbox, PeerLost, Received, RowsLanded, Wake
 from dejavu.engine.peers import Peers
+from dejavu.engine.replicas import Replicas
 from dejavu.ids import Epoch, RowId
 from dejavu.kv.accepted import Accepted
 from dejavu.kv.chunk import KvMessage, encode_message, seal
@@ -101,7 +102,7 @@ def test_a_lost_link_and_a_wake_up_reach_the_main_thread_in_order() -> None:
     box = mailbox()
     box.lost(hello(), "reset")
     box.post(Wake())
-    assert box.take(0.0) == PeerLost(peer="w1", reason="reset")
+    assert box.take(0.0) == PeerLost(peer="w1", reason="reset", epoch=EPOCH)
     assert box.take(1.0) == Wake()
 
 
@@ -157,33 +158,33 @@ class FakeTransport:
         return self._link
 
 
-def peers(link: FakeLink, failures: list[tuple[str, str]]) -> Peers:
+def peers(link: FakeLink, failures: list[tuple[str, str, Epoch]]) -> Peers:
     made = Peers(
         FakeTransport(link),  # type: ignore[arg-type]
         hello(),
         timeout_s=1.0,
-        on_failed=lambda peer, reason: failures.append((peer, reason)),
+        on_failed=lambda *failure: failures.append(failure),
     )
     made.connect("w2", "127.0.0.1:1", timeout_s=1.0)
     return made
 
 
 def test_a_told_message_that_fails_is_reported_with_its_peer() -> None:
-    failures: list[tuple[str, str]] = []
+    failures: list[tuple[str, str, Epoch]] = []
     sent: Future[None] = Future()
     peers(FakeLink(sent), failures).tell("w2", ENDED)
     assert failures == []
     sent.set_exception(TransportError("reset", peer="w2", phase="send"))
-    assert [peer for peer, _ in failures] == ["w2"]
+    assert [(peer, epoch) for peer, _, epoch in failures] == [("w2", EPOCH)]
 
 
 def test_a_message_to_a_peer_without_a_link_fails_and_is_reported() -> None:
-    failures: list[tuple[str, str]] = []
+    failures: list[tuple[str, str, Epoch]] = []
     made = peers(FakeLink(Future()), failures)
     assert made.names == ("w2",)
     assert isinstance(made.send("w9", b"").exception(), TransportError)
     made.tell("w9", ENDED)
-    assert [peer for peer, _ in failures] == ["w9"]
+    assert [(peer, epoch) for peer, _, epoch in failures] == [("w9", EPOCH)]
 
 
 def test_closing_links_goes_on_past_a_peer_that_is_gone() -> None:
@@ -206,7 +207,7 @@ class FakeInbox:
 
 def land(accepted: Accepted | None, *headers: bytes) -> tuple[Mailbox, list[Delivery]]:
     box = mailbox()
-    landing = Landing(box, None if accepted is None else FakeInbox(accepted))  # type: ignore[arg-type]
+    landing = Landing(box, None if accepted is None else FakeInbox(accepted), Replicas())  # type: ignore[arg-type]
     deliveries = [Delivery(header) for header in headers]
     for delivery in deliveries:
         box.kv.put(delivery.inbound)

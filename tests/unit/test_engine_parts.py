@@ -100,7 +100,9 @@ def test_the_meter_counts_work_and_ignores_waits_before_the_first() -> None:
         clock.advance(1.0)
     place = split_plan().place_of(WorkerName("w0"))
     assert place is not None
-    counters = meter.counters("w0", place, streamers=(), kv={}, weight_bytes=1, pool_bytes=2)
+    counters = meter.counters(
+        "w0", place, handoffs=(), copiers=(), are_replicas=False, kv={}, weight_bytes=1, pool_bytes=2
+    )
     assert (counters.compute_s, counters.window_s, counters.steps, counters.prompts) == (2.0, 4.0, 1, 1)
     assert counters.busy_share == 0.5
     assert [span.name for span in recorder.snapshot()] == ["prompt", "wait", "step"]
@@ -158,7 +160,7 @@ def put(watch: FakeWatch, **values: bytes) -> None:
 def test_the_view_knows_the_plan_and_the_controller_once_the_watch_has_brought_them(
     watches: list[FakeWatch],
 ) -> None:
-    view, plan = ClusterView(StoreSpec(endpoints=("127.0.0.1:1",)), Keys("c")), split_plan()
+    view, plan = ClusterView(StoreSpec(endpoints=("127.0.0.1:1",)), Keys("c"), lambda: None), split_plan()
     assert (view.plan(), view.controller(), view.member("w0")) == (None, None, None)
     entry = ControllerEntry(incarnation="i", host="h", pid=1, address="a:1")
     put(watches[0], plan=encode_json(plan), controller=encode_json(entry))
@@ -170,13 +172,13 @@ def test_the_view_knows_the_plan_and_the_controller_once_the_watch_has_brought_t
 
 
 def test_what_does_not_appear_is_fatal_and_named(watches: list[FakeWatch]) -> None:
-    view = ClusterView(StoreSpec(endpoints=("127.0.0.1:1",)), Keys("c"))
+    view = ClusterView(StoreSpec(endpoints=("127.0.0.1:1",)), Keys("c"), lambda: None)
     with pytest.raises(Fatal, match=r"a plan did not appear in the store within 0 s"):
         view.wait_for(view.plan, "a plan", 0.0)
 
 
 def test_a_plan_that_cannot_be_read_is_fatal_and_its_key_named(watches: list[FakeWatch]) -> None:
-    view = ClusterView(StoreSpec(endpoints=("127.0.0.1:1",)), Keys("c"))
+    view = ClusterView(StoreSpec(endpoints=("127.0.0.1:1",)), Keys("c"), lambda: None)
     put(watches[0], plan=b'{"epoch": "x"}')
     with pytest.raises(Fatal, match="/dejavu/c/plan cannot be read"):
         view.plan()

@@ -245,6 +245,7 @@ def test_the_cluster_is_formed_for_the_first_time_when_its_standbys_wait_too() -
     world = World(with_standby(colocated_plan(2), W3), serve=False)
     world.look()
     world.serve()
+    world.register(W3, "starting", placed=False)
     world.look()
     assert not world.state.has_served
     world.register(W3, "ready", placed=False)
