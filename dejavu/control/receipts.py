@@ -96,7 +96,7 @@ def _between(before: float | None, after: float | None) -> float | None:
 def _args(journal: RepairJournal) -> dict[str, ArgValue]:
     args: dict[str, ArgValue] = {
         "epoch": journal.epoch,
-        "failed": ", ".join(f"{failure.worker} ({failure.reason})" for failure in journal.failures),
+        "failed": ", ".join(f"{failure.worker} {failure.reason}" for failure in journal.failures),
         "how": ", ".join(f"{worker}: {how}" for worker, how in journal.how.items()),
         "phase": journal.phase,
     }

@@ -93,7 +93,10 @@ def new_kept(clock: Clock) -> Kept:
 
 
 def load_whole(plan: Plan, kept: Kept) -> None:
-    """The whole model is in memory, for any stage. Raises ConfigError for weights that do not fit the plan."""
+    """The whole model is in memory, for any stage, and room for its pool.
+
+    Raises ConfigError for weights that do not fit the plan.
+    """
     if kept.whole is not None:
         return
     torch.set_num_threads(plan.threads_per_worker)
@@ -101,6 +104,8 @@ def load_whole(plan: Plan, kept: Kept) -> None:
     keep_freed_memory()
     with kept.recorder.span("load", "load", first_layer=0, stop_layer=plan.model.num_layers):
         kept.whole = StageModel.load(plan.model, LayerRange(0, plan.model.num_layers), plan.device)
+    largest = max(len(stage.layers) for stage in plan.token_pipeline.stages)
+    kept.spare = KvPool.room(plan.model.layout, largest, plan.token_pipeline.num_rows, plan.device)
     logger.info("on standby with all %d layers: %.1f MiB", plan.model.num_layers, kept.whole.weight_bytes / 2**20)
 
 
@@ -184,7 +189,8 @@ def _make_pool(plan: Plan, place: Place, kept: Kept, before: Place | None) -> No
         kept.former = held
     kept.held = None
     if _keeps_rows(place):
-        pool = KvPool(plan.model.layout, layers, num_rows, plan.device)
+        pool = KvPool(plan.model.layout, layers, num_rows, plan.device, memory=kept.spare)
+        kept.spare = None
         kept.held = HeldPool(pool=pool, rows=PoolRows(place.pipeline.microbatch_rows))
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from dejavu.control.plan import Place
 from dejavu.engine.meter import Meter
 from dejavu.engine.pool_rows import PoolRows
@@ -49,6 +51,8 @@ class Kept:
     meter: Meter
     whole: StageModel | None = None
     """A standby's model: every stage is a part of it."""
+    spare: Tensor | None = None
+    """A standby's zeroed memory for the pool of any stage."""
     model: StageModel | None = None
     """The stage's model; None on a stage that computes nothing."""
     held: HeldPool | None = None

@@ -5,6 +5,7 @@ Shape legend: L layers, C the pair (K, V), R rows of a pool, H kv heads, S posit
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -23,11 +24,19 @@ class KvPool:
     fresh page costs several times a copy. All layers share one storage ``cells_LCRHSD``, so that a row or a step
     of all layers is one strided slice; each layer's own [R, H, S, D] is contiguous.
 
-    Raises ValueError when the layers or heads are not the layout's.
+    ``memory`` is zeroed uint8 memory on the device to use, where somebody has made it ready before; it is only used
+    when it is large enough. Raises ValueError when the layers or heads are not the layout's.
     """
 
     def __init__(
-        self, layout: KvLayout, layers: LayerRange, num_rows: int, device: str = "cpu", *, heads: Span | None = None
+        self,
+        layout: KvLayout,
+        layers: LayerRange,
+        num_rows: int,
+        device: str = "cpu",
+        *,
+        heads: Span | None = None,
+        memory: Tensor | None = None,
     ) -> None:
         if layers.stop > layout.num_layers:
             raise ValueError(f"layers [{layers.start}, {layers.stop}) go beyond the model's {layout.num_layers}")
@@ -38,9 +47,18 @@ class KvPool:
         self.num_rows = num_rows
         self.heads = _checked_heads(layout, heads)
         shape = (len(layers), 2, num_rows, self.heads[1] - self.heads[0], layout.max_length, layout.head_dim)
-        self.cells_LCRHSD = torch.empty(shape, dtype=TORCH_DTYPES[layout.dtype], device=device).zero_()
+        num_bytes = math.prod(shape) * layout.dtype_bytes
+        if memory is None or memory.numel() < num_bytes:
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
+        self.cells_LCRHSD = memory[:num_bytes].view(TORCH_DTYPES[layout.dtype]).view(shape)
         self._keys_RHSD = [self.cells_LCRHSD[index, 0] for index in range(len(layers))]
         self._values_RHSD = [self.cells_LCRHSD[index, 1] for index in range(len(layers))]
+
+    @staticmethod
+    def room(layout: KvLayout, num_layers: int, num_rows: int, device: str = "cpu") -> Tensor:
+        """Zeroed memory, backed by real pages, for a pool of so many layers and rows: uint8."""
+        num_bytes = num_rows * layout.row_bytes(num_layers)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
 
     def keys(self, layer: int) -> Tensor:
         """K of a layer, by its global number: [R, H, S, D]. Raises IndexError for a layer of another stage."""

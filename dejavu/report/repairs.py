@@ -66,7 +66,7 @@ def _failure(receipt: RepairReceipt, failure: FailureReceipt) -> str:
     how = receipt["how"].get(worker)
     if how == "links":
         return f"{worker} lost a link ({failure['reason']})"
-    told = f"{worker} died ({failure['reason']})"
+    told = f"{worker} {failure['reason']}"
     by = receipt["replaced_by"].get(worker)
     if how == "standby" and by is not None:
         return f"{told}, standby {by} took its place"

@@ -15,7 +15,8 @@ from dejavu.control.member import decode_member
 from dejavu.store import Change, Keys, PrefixWatch, StoreSpec
 
 import harness.odd_worker
-from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens, tokens_of
+from harness.cluster_kit import Kit, cluster, ragged_requests, reference_tokens
+from harness.judge import assert_right
 from harness.launched import own_store
 
 TTL_S = 2
@@ -61,7 +62,9 @@ def odd_cluster(folder: Path, store: StoreSpec, *odd: str) -> Iterator[Kit]:
 
 def serve_and_check(kit: Kit) -> None:
     requests = ragged_requests(6, vocab_size=kit.plan.model.vocab_size, seed=8)
-    assert tokens_of(kit.serve(requests)) == reference_tokens(kit.folder, requests)
+    served = kit.run(requests)
+    assert_right(served, reference_tokens(kit.folder, requests))
+    assert kit.cluster.journals() == ()
 
 
 @pytest.mark.faults

@@ -37,7 +37,7 @@ def failure(**changes: Any) -> Failure:
         "worker": W2,
         "incarnation": IncarnationId("i2"),
         "cause": "exit",
-        "reason": "killed by signal 9",
+        "reason": "died (killed by signal 9)",
         "seen_s": START_S + TICK_S,
         "since_s": START_S,
     }

@@ -153,7 +153,7 @@ def test_metrics_file_is_indented_whole_and_lists_the_repairs(tmp_path: Path) ->
     write_metrics(path, summarize([], {}, {}, 1.0, [repair_receipt(steps_recomputed={0: 1})]))
     assert path.read_text().startswith('{\n  "requests": {\n')
     (repair,) = json.loads(path.read_text())["repairs"]
-    assert repair["failures"] == [{"worker": "w2", "cause": "exit", "reason": "killed by signal 9"}]
+    assert repair["failures"] == [{"worker": "w2", "cause": "exit", "reason": "died (killed by signal 9)"}]
     assert repair["steps_recomputed"] == {"0": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.json"]
 

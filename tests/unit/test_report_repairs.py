@@ -31,7 +31,7 @@ def test_the_parts_of_a_pause_follow_each_other_and_add_up_to_it() -> None:
 
 def test_a_receipt_tells_who_failed_who_took_the_place_and_where_rows_went_on() -> None:
     (receipt,) = receipts([journal()])
-    assert receipt["failures"] == [{"worker": "w2", "cause": "exit", "reason": "killed by signal 9"}]
+    assert receipt["failures"] == [{"worker": "w2", "cause": "exit", "reason": "died (killed by signal 9)"}]
     assert (receipt["how"], receipt["replaced_by"]) == ({"w2": "standby"}, {"w2": "w3"})
     assert (receipt["tier"], receipt["rows"]) == ("replica", {"replica": 4})
     assert (receipt["resume_steps"], receipt["steps_recomputed"]) == ({0: 20, 1: 20}, {0: 1, 1: 0})
@@ -77,7 +77,7 @@ def test_the_line_of_a_repair_says_what_died_the_pause_by_parts_the_step_and_the
     [
         ({"how": {"w2": "process"}}, "w2 died (killed by signal 9), a new process took its place"),
         ({"how": {"w2": "replan"}}, "w2 died (killed by signal 9), the others took its layers"),
-        ({"how": {"w2": "links"}}, "w2 lost a link (killed by signal 9)"),
+        ({"how": {"w2": "links"}}, "w2 lost a link (died (killed by signal 9))"),
         ({"detection_s": None}, "(fence 31.2 ms,"),
         ({"resume_steps": {0: 19, 1: 21}, "steps_recomputed": {0: 2, 1: 1}}, "at steps 19 to 21, 3 steps made again"),
         ({"rows": {"replica": 3, "recompute": 1}}, "3 rows from replicas, 1 row from prompt and tokens"),
@@ -112,7 +112,7 @@ def test_a_repair_is_a_band_with_its_parts_under_it_in_one_row_above_the_workers
     assert len({event.tid for event in bands}) == 1
     assert [event.dur for event in bands] == [328_125, 15_625, 31_250, 125_000, 31_250, 125_000]
     assert bands[0].args is not None
-    assert bands[0].args["failed"] == "w2 (killed by signal 9)"
+    assert bands[0].args["failed"] == "w2 died (killed by signal 9)"
 
 
 def test_a_repair_that_is_not_over_ends_where_it_is_known_to_have_come() -> None:
