@@ -35,6 +35,8 @@ class RestoreReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """Wall-clock time at which every stage had been told where each row's KV comes from."""
     resumed_s: float
     """Wall-clock time of the first token after it; equal to ``restored_s`` when no row was open."""
+    last_token_s: float | None = None
+    """Wall-clock time of the last token before the repair; None when there was none."""
     rows: dict[str, int] = {}
     """Rows by tier: ``replica``, ``recompute``, ``restart``."""
     resume_steps: dict[int, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from dejavu.control.journal import RepairJournal
+from dejavu.control.journal import Failure, RepairJournal, RestoreReceipt
 from dejavu.report.repairs import FailureReceipt, RepairReceipt
 from dejavu.report.spans import ArgValue, Span
 
@@ -80,13 +80,20 @@ def _times(journal: RepairJournal) -> list[float | None]:
     first = min(journal.failures, key=lambda failure: failure.seen_s, default=None)
     restored = journal.receipt
     return [
-        None if first is None else first.since_s,
+        _since(first, restored),
         None if first is None else first.seen_s,
         journal.fenced_s,
         journal.replaced_s,
         None if restored is None else restored.restored_s,
         None if restored is None else restored.resumed_s,
     ]
+
+
+def _since(first: Failure | None, restored: RestoreReceipt | None) -> float | None:
+    """When the failure happened. A lease says when a worker was missed: it had stopped before that, as tokens had."""
+    if first is None or first.cause == "exit" or restored is None or restored.last_token_s is None:
+        return None if first is None else first.since_s
+    return min(first.seen_s if first.since_s is None else first.since_s, restored.last_token_s)
 
 
 def _between(before: float | None, after: float | None) -> float | None:

@@ -75,7 +75,11 @@ class Copies:
             )
             for row in rows
         ]
-        self.streamer.submit_rows(self._pool, new, made_by="step", mark=StepMark(microbatch, step))
+        try:
+            self.streamer.submit_rows(self._pool, new, made_by="step", mark=StepMark(microbatch, step))
+        except StreamStalled as error:
+            logger.warning("copies stay behind: %s", error)
+            self._lost.extend(starts)
         self._note_lost(starts)
 
     def release(self, row_ids: Sequence[RowId]) -> None:

@@ -44,8 +44,8 @@ class Streamer:
     failed, on any thread, and must return at once; so must ``on_span``.
 
     Args:
-        patience_s: how long a step's cells wait for a free buffer before they are reported as failed; None: as long
-            as everything else.
+        patience_s: how long a step's cells wait for a free buffer before they are reported as failed, or for a place
+            in the queue before StreamStalled; None: as long as everything else.
         retain_bytes: so much of the prompt layers that were sent last is kept for receivers that ask again.
     """
 
@@ -192,7 +192,7 @@ class Streamer:
 
     def _enqueue(self, job: StreamJob) -> None:
         with self._account.exposed(job.made_by):
-            self._queue.put(job, self._timeout_s)
+            self._queue.put(job, self._patience_s if job.made_by == "step" else self._timeout_s)
 
     def _send_now(self, jobs: Sequence[StreamJob]) -> None:
         """The jobs, all of one pass, have been sent or reported as failed: the computation waits for it."""

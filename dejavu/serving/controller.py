@@ -159,7 +159,7 @@ class Controller:
     def _handle(self, event: Event) -> None:
         match event:
             case PeerLost():
-                logger.warning("lost %s: %s", event.peer, event.reason)
+                logger.info("lost the link of %s: %s", event.peer, event.reason)
                 self._overseer.suspect(event.peer, event.epoch, event.reason)
             case ClusterFenced():
                 self._epochs.fence(event)
@@ -229,6 +229,7 @@ class Controller:
         """Tokens go to their requests. A row that ends is released everywhere: the token stages cannot know of an
         ending by its first token or by a stop string, and the release marks the row's late chunks as stale."""
         now_s = self._now_s()
+        self._epochs.heard()
         released = []
         for row_id, token in zip(row_ids, tokens, strict=True):
             tracked = self._rows.get(row_id)

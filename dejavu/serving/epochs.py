@@ -31,6 +31,7 @@ class Epochs:
         self._is_between = False
         self._restoring: set[RowId] = set()
         self._receipt: RestoreReceipt | None = None
+        self._last_token_s: float | None = None
 
     @property
     def is_between(self) -> bool:
@@ -76,10 +77,14 @@ class Epochs:
             for worker in error.workers:
                 self._overseer.suspect(worker, self._links.plan.epoch, str(error))
             return False
-        self._receipt = receipt
+        self._receipt = msgspec.structs.replace(receipt, last_token_s=self._last_token_s)
         self._watcher.phase("resume")
         self._finish_if_done()
         return True
+
+    def heard(self) -> None:
+        """Tokens have come."""
+        self._last_token_s = self._links.clock.now()
 
     def progressed(self, row_id: RowId) -> None:
         """The row has a token, or has ended."""
