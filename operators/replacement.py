@@ -39,7 +39,7 @@ class Hands:
 def choose(
     plan: Plan, dead: Dead, links: frozenset[WorkerName], hands: Hands, *, device_memory_bytes: int | None
 ) -> Choice:
-    """The plan of the next epoch without the dead: by a standby, else a new process, else without them.
+    """The plan of the next epoch without the dead: by a standby, also one that loads, else a new process, else without.
 
     ``links`` are workers that live and whose links are made anew, as all are in a new epoch. Where a process may be
     started, the name of a dead worker whose place a standby took becomes the next standby. Raises InfeasibleError when
@@ -51,10 +51,11 @@ def choose(
     for name in (worker for worker in plan.workers if worker in dead):
         if ready:
             how[name], by[name] = "standby", ready.pop(0)
+        elif loading:
+            # It has begun before any new process would.
+            how[name], by[name] = "standby", loading.pop(0)
         elif name in hands.startable:
             how[name], by[name] = "process", name
-        elif loading:
-            how[name], by[name] = "standby", loading.pop(0)
         else:
             how[name] = "replan"
     after = replaced(plan, {name: dead[name] for name in by}, by)

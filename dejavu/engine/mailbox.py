@@ -163,7 +163,7 @@ class Mailbox:
         epoch = self._epoch()
         if epoch is not None and decoded.epoch != epoch:
             self.num_stale += 1
-            logger.warning("message of epoch %s from %s dropped", decoded.epoch, message.hello.name)
+            logger.info("message of epoch %s from %s dropped", decoded.epoch, message.hello.name)
             message.release()
             return
         self._events.put(Received(message=decoded, inbound=message))

@@ -77,9 +77,17 @@ def test_a_standby_that_waits_comes_first_and_the_dead_name_waits_for_the_next_f
     assert world.all_of(StartWorker) == [StartWorker(name=W1)]
 
 
-def test_a_standby_that_is_dead_or_loading_is_passed_over_for_a_process() -> None:
+def test_a_standby_that_still_loads_comes_before_a_process_that_has_not_begun() -> None:
     world = World(with_standby(colocated_plan(3), W3))
     world.register(W3, "starting", placed=False)
+    world.kill(W1)
+    world.looks()
+    assert world.state.plan.workers == (W0, W3, W2)
+
+
+def test_a_standby_that_is_dead_is_passed_over_for_a_process() -> None:
+    world = World(with_standby(colocated_plan(3), W3))
+    world.kill(W3)
     world.kill(W1)
     world.looks()
     assert world.state.plan.workers == (W0, W1, W2)
