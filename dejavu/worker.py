@@ -273,13 +273,14 @@ def main() -> int:
 
 
 def _read_line() -> bytes:
-    line = b""
+    """The next line of standard input, and not a byte more: another may have come with it. Empty at its end."""
+    line = bytearray()
     while not line.endswith(b"\n"):
-        more = os.read(0, 65536)
+        more = os.read(0, 1)
         if not more:
             break
         line += more
-    return line
+    return bytes(line)
 
 
 def _stop_at_end_of_input(worker: WorkerProcess) -> None:

@@ -55,8 +55,9 @@ def check_config(config: Config) -> None:
 
     validate(config)
     check_paths(config)
-    check_model(model_source(config.model))
-    check_shape_early(config)
+    if not config.model.is_shape:
+        check_model(model_source(config.model))
+        check_shape_early(config)
     check_workload(config.workload)
 
 

@@ -6,8 +6,10 @@ Holds no values (they lie in ``conf/``) and starts nothing. Past ``load`` there 
 from dejavu.config.fault import FaultConfig
 from dejavu.config.loading import load, register_schema
 from dejavu.config.paths import check_paths
+from dejavu.config.planning import ProfileConfig, ProfileKind, ShapeConfig
 from dejavu.config.schema import (
     MODEL_KINDS,
+    SHAPE_KINDS,
     ClusterConfig,
     ComparisonConfig,
     Config,
@@ -31,6 +33,7 @@ from dejavu.config.validation import validate
 
 __all__ = [
     "MODEL_KINDS",
+    "SHAPE_KINDS",
     "ClusterConfig",
     "ComparisonConfig",
     "Config",
@@ -40,10 +43,13 @@ __all__ = [
     "Figure",
     "MeasurementConfig",
     "ModelConfig",
+    "ProfileConfig",
+    "ProfileKind",
     "Recovery",
     "RecoveryCase",
     "RecoveryFigure",
     "Scheduling",
+    "ShapeConfig",
     "StoreConfig",
     "StoreKind",
     "StrategyConfig",

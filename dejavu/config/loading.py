@@ -45,6 +45,7 @@ def make_paths_absolute(config: Config, directory: Path) -> None:
     config.model.path = _absolute(config.model.path, directory)
     config.strategy.stream_folder = _absolute(config.strategy.stream_folder, directory)
     config.workload.path = _absolute(config.workload.path, directory)
+    config.profile.path = _absolute(config.profile.path, directory)
     store = config.store
     store.ca_cert = _absolute(store.ca_cert, directory)
     store.cert = _absolute(store.cert, directory)

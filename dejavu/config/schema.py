@@ -11,8 +11,22 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dejavu.config.fault import FaultConfig
+from dejavu.config.planning import ProfileConfig, ShapeConfig
+from dejavu.config.simulate import SimulateConfig
 from dejavu.config.strategy import StrategyConfig, Streaming, StreamTo
 
+SHAPE_KINDS = (
+    "gpt2-1.5b",
+    "opt-13b",
+    "opt-30b",
+    "opt-66b",
+    "bloom-176b",
+    "llama2-70b",
+    "llama3-8b",
+    "qwen2.5-72b",
+    "shape",
+)
+"""Models that are sizes alone, without weights: for planning and simulating."""
 TINY_FAMILIES = ("gpt2", "opt", "bloom", "llama", "mistral", "qwen2", "qwen3")
 MODEL_KINDS = (
     "smollm2-135m",
@@ -21,6 +35,7 @@ MODEL_KINDS = (
     "random-opt-125m",
     "random-gpt2-124m",
     *(f"tiny-{family}" for family in TINY_FAMILIES),
+    *SHAPE_KINDS,
 )
 
 
@@ -30,6 +45,8 @@ class WorkflowName(Enum):
     generate = "generate"
     streaming = "streaming"
     recovery = "recovery"
+    plan = "plan"
+    simulate = "simulate"
 
 
 class Figure(Enum):
@@ -113,11 +130,21 @@ class ClusterConfig:
     threads_per_worker: int = 1
     device: Device = Device.cpu
     device_memory_gb: float | None = None
-    """Device memory of one worker in GB (10^9 bytes); None: no limit is checked."""
+    """Memory of one device, which a worker has, in GB (10^9 bytes); None: no limit is checked."""
     lease_ttl_s: int = 5
     """A worker that is frozen for longer counts as dead."""
     start_timeout_s: float = 300.0
     """Until every worker must be ready."""
+    num_machines: int | None = None
+    """Machines to plan for, all alike; None: one for each worker of the strategy."""
+    devices_per_machine: int = 1
+    """A machine's devices hold a stage together; ``device_memory_gb`` is each one's."""
+    link_gbps: float | None = None
+    """Between two machines, in Gbit/s; None: unknown, and a plan takes it for fast enough."""
+    pcie_gbps: float | None = None
+    """Between the host and the devices of a machine, in Gbit/s; None: unknown; no plan swaps then."""
+    price_per_hour: float | None = None
+    """Of one machine; None: unknown."""
 
 
 @dataclass(kw_only=True)
@@ -142,6 +169,13 @@ class ModelConfig:
     """Of a tiny model."""
     num_kv_heads: int | None = None
     """Of a tiny model; None: as many as heads."""
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    """Of a model that is planned for and not run; one of ``SHAPE_KINDS``."""
+
+    @property
+    def is_shape(self) -> bool:
+        """Nothing but sizes is known of this model: it can be planned for, and not run."""
+        return self.kind in SHAPE_KINDS
 
 
 @dataclass(kw_only=True)
@@ -234,3 +268,5 @@ class Config:
     measurement: MeasurementConfig = field(default_factory=MeasurementConfig)
     fault: FaultConfig = field(default_factory=FaultConfig)
     comparison: ComparisonConfig = field(default_factory=ComparisonConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    simulate: SimulateConfig = field(default_factory=SimulateConfig)

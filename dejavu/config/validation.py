@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dejavu.config.comparison import check_comparison
 from dejavu.config.fault_check import check_faults
 from dejavu.config.measurement import check_measurement
+from dejavu.config.planning_check import PLANNING, check_planning
 from dejavu.config.schema import (
     MODEL_KINDS,
     ClusterConfig,
@@ -20,9 +21,11 @@ from dejavu.config.schema import (
     StoreConfig,
     StoreKind,
     TransportConfig,
+    WorkflowName,
     WorkloadConfig,
     WorkloadKind,
 )
+from dejavu.config.simulate import check_simulate
 from dejavu.config.strategy import StrategyConfig, StrategyMode, Streaming, StreamTo
 from dejavu.errors import ConfigError, nearest
 
@@ -40,11 +43,13 @@ def validate(config: Config) -> None:
     _check_strategy(config.strategy)
     _check_num_workers(config.cluster, config.strategy)
     _check_transport(config.transport)
-    _check_workload(config.workload)
+    _check_workload(config.workload, least_new_tokens=0 if config.workflow.name in PLANNING else 1)
     _check_store(config.store)
     check_faults(config.fault, config.strategy)
     check_measurement(config)
     check_comparison(config)
+    check_planning(config)
+    check_simulate(config, is_simulating=config.workflow.name is WorkflowName.simulate)
 
 
 def _refuse(key: str, value: object, reason: str) -> ConfigError:
@@ -217,7 +222,7 @@ def _check_transport(transport: TransportConfig) -> None:
     _above_zero("transport.timeout_s", transport.timeout_s, " s")
 
 
-def _check_workload(workload: WorkloadConfig) -> None:
+def _check_workload(workload: WorkloadConfig, *, least_new_tokens: int) -> None:
     kind = workload.kind
     if kind in (WorkloadKind.file, WorkloadKind.trace):
         if not workload.path:
@@ -230,7 +235,7 @@ def _check_workload(workload: WorkloadConfig) -> None:
         )
     _at_least("workload.num_requests", workload.num_requests, 1)
     _at_least("workload.prompt_tokens", workload.prompt_tokens, 1)
-    _at_least("workload.max_tokens", workload.max_tokens, 1)
+    _at_least("workload.max_tokens", workload.max_tokens, least_new_tokens)
     _at_least("workload.rate", workload.rate, 0, " requests/s (0: all at once)")
     _check_seed("workload.seed", workload.seed)
     for key in _needed_keys(kind):

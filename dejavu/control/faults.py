@@ -137,6 +137,11 @@ class FaultSchedule:
             *due,
         )
 
+    def resume_all(self) -> tuple[FaultAction, ...]:
+        """Every worker that was stopped for a while goes on now."""
+        resumes, self._resumes = self._resumes, []
+        return tuple(FaultAction(kind="resume", worker=one.worker, why="the run is over") for one in resumes)
+
     def _take(self, is_due: Callable[[Trigger], bool], now_s: float) -> tuple[FaultAction, ...]:
         """The due faults as actions, in the order of their declaration; they wait no more."""
         due = [fault for fault in self._waiting if is_due(fault.trigger)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,6 +22,9 @@ from dejavu.kv.stream_setup import PoolRow
 from dejavu.kv.streamer import Streamer
 
 logger = logging.getLogger(__name__)
+
+_MOST_UNDER_WAY = 64
+"""Copies of one row that may not have left yet: more than queue and staging buffers hold."""
 
 
 class Copies:
@@ -43,6 +47,8 @@ class Copies:
         self._rows = rows
         self._disk = disk
         self._lost = lost
+        self._starts: dict[RowId, deque[int]] = {}
+        """From where each of a row's last copies began: a loss is told by the row alone."""
         self._behind: dict[RowId, int] = {}
         """From which position on the holders may lack a row's cells."""
 
@@ -66,8 +72,9 @@ class Copies:
 
     def step(self, microbatch: int, step: int, rows: Sequence[StepRow]) -> None:
         """Each of the rows has one more cell in every layer."""
-        self._note_lost({})
+        self._note_lost()
         starts = {row.row_id: self._behind.pop(row.row_id, row.position) for row in rows}
+        self._note_starts(starts.items())
         new = [
             PoolRow(
                 span=RowSpan(row_id=row.row_id, length=row.position + 1 - starts[row.row_id], start=starts[row.row_id]),
@@ -80,12 +87,13 @@ class Copies:
         except StreamStalled as error:
             logger.warning("copies stay behind: %s", error)
             self._lost.extend(starts)
-        self._note_lost(starts)
+        self._note_lost()
 
     def release(self, row_ids: Sequence[RowId]) -> None:
         """The rows need no copies any more."""
         for row_id in row_ids:
             self._behind.pop(row_id, None)
+            self._starts.pop(row_id, None)
             if self._disk is not None:
                 self._disk.drop(row_id)
 
@@ -110,6 +118,10 @@ class Copies:
         if self._disk is not None:
             self._disk.close()
 
+    def _note_starts(self, starts: Iterable[tuple[RowId, int]]) -> None:
+        for row_id, start in starts:
+            self._starts.setdefault(row_id, deque(maxlen=_MOST_UNDER_WAY)).append(start)
+
     def _submit(self, spans: Iterable[tuple[RowId, int, int]], made_by: Pass, layers: LayerRange | None) -> None:
         rows = [
             PoolRow(span=RowSpan(row_id=row_id, length=stop - start, start=start), row_index=place)
@@ -118,18 +130,19 @@ class Copies:
         ]
         if not rows:
             return
+        self._note_starts((row.span.row_id, row.span.start) for row in rows)
         try:
             self.streamer.submit_rows(self._pool, rows, made_by=made_by, layers=layers)
         except StreamStalled as error:
             logger.warning("copies stay behind: %s", error)
             self._lost.extend(row.span.row_id for row in rows)
 
-    def _note_lost(self, starts: dict[RowId, int]) -> None:
-        """Rows that lost something are behind: from where they were just sent, else from their beginning."""
+    def _note_lost(self) -> None:
+        """Rows that lost something are behind: from the earliest of their copies that may still have been under way."""
         while self._lost:
             row_id = self._lost.popleft()
             if self._rows.place_of(row_id) is not None:
-                self._behind[row_id] = min(starts.get(row_id, 0), self._behind.get(row_id, starts.get(row_id, 0)))
+                self._behind[row_id] = min(*self._starts.get(row_id, (0,)), self._behind.get(row_id, sys.maxsize))
 
     def _holds(self, part: KvPart) -> bool:
         held = self._pool.layers

@@ -12,7 +12,7 @@ from pathlib import Path
 from dejavu.control.plan import Place, Plan, Stage
 from dejavu.engine.copies import Copies
 from dejavu.engine.kept import HeldPool
-from dejavu.engine.mailbox import Mailbox, RowsSpoilt
+from dejavu.engine.mailbox import Mailbox, PeerLost, RowsSpoilt
 from dejavu.engine.outflow import Outflow
 from dejavu.engine.peers import Peers
 from dejavu.errors import ConfigError
@@ -28,6 +28,7 @@ from dejavu.kv.stream_account import StreamSpan
 from dejavu.kv.stream_setup import StreamSetup
 from dejavu.kv.streamer import Streamer
 from dejavu.report.spans import Category, SpanRecorder
+from dejavu.transport.base import TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,11 @@ class Flow:
             )
 
     def handoff_failed(self, error: Exception, row_ids: tuple[RowId, ...]) -> None:
-        """The rows cannot go on: their KV did not leave."""
+        """The rows cannot go on in this epoch: their KV did not leave."""
+        if isinstance(error, TransportError):
+            # A lost link means a new epoch, in which they do go on; another attempt before it would fail as well.
+            self.mailbox.post(PeerLost(peer=error.peer, reason=str(error), epoch=self.plan.epoch))
+            return
         self.mailbox.post(RowsSpoilt(row_ids=row_ids, reason=f"KV could not be streamed: {error}"))
 
 

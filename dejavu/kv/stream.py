@@ -178,7 +178,7 @@ def stream_regions(
     for owner, regions in by_owner.items():
         destination = RemoteMemory(owner=owner, sender=sender)
         batches = [regions] if merged else [[piece] for region in regions for piece in region.pieces()]
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
             messages = scatter(
                 batch,
                 staging,
@@ -192,8 +192,9 @@ def stream_regions(
             if merged:
                 handed.all_over(messages, setup, destination, mark)
                 continue
+            last_mark = mark if number == len(batches) else None
             for staged in messages:
-                _await(handed.over(staged, setup, destination), staged.num_bytes, timeout_s)
+                _await(handed.over(staged, setup, destination, last_mark), staged.num_bytes, timeout_s)
     return handed.streamed()
 
 

@@ -256,6 +256,7 @@ class Streamer:
             self._staging,
             self._sender,
             merged=merged,
+            mark=job.mark if isinstance(job, RowsJob) else None,
             copier=self._copier,
             after=job.after,  # Jobs are in the order of the computation: all others' cells were made before.
             timeout_s=self._timeout_s,

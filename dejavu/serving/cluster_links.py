@@ -105,7 +105,7 @@ class ClusterLinks:
                 name = event.inbound.hello.name
                 answers[name] = event
                 missing.discard(name)
-            elif isinstance(event, ClusterFenced):
+            elif isinstance(event, ClusterFenced) and event.plan.epoch > self.plan.epoch:
                 others.append(event)
                 raise ClusterInterrupted(f"epoch {event.plan.epoch} has begun")
             elif isinstance(event, PeerLost) and event.peer in missing:

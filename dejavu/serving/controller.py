@@ -25,7 +25,7 @@ from dejavu.serving.tracking import Tracked, limits_of, refusal_of, refused
 logger = logging.getLogger(__name__)
 
 _MOST_ATTEMPTS = 3
-_MOST_STRIKES = 3
+_MOST_STRIKES = 5
 """So many failures in a row without a token between them end the requests that were under way: one of them may be
 what kills the workers, and the others must be served."""
 _TICK_S = 0.25
@@ -181,7 +181,7 @@ class Controller:
         self._end_hopeless()
         if self._epochs.restore(self._admission, self._rows, self._steps):
             for tracked in self._rows.values():
-                tracked.survive()
+                tracked.survive(is_another=self._epochs.is_another_repair)
 
     def _end_hopeless(self) -> None:
         """Requests that were under way in several failures in a row, and made no token between them, end."""

@@ -32,6 +32,9 @@ class Epochs:
         self._restoring: set[RowId] = set()
         self._receipt: RestoreReceipt | None = None
         self._last_token_s: float | None = None
+        self._is_repaired = True
+        self.is_another_repair = True
+        """Whether the epoch that was entered last began another repair: the one before had been finished."""
 
     @property
     def is_between(self) -> bool:
@@ -77,6 +80,7 @@ class Epochs:
             for worker in error.workers:
                 self._overseer.suspect(worker, self._links.plan.epoch, str(error))
             return False
+        self.is_another_repair, self._is_repaired = self._is_repaired, False
         self._receipt = msgspec.structs.replace(receipt, last_token_s=self._last_token_s)
         self._watcher.phase("resume")
         self._finish_if_done()
@@ -93,7 +97,7 @@ class Epochs:
         if self._receipt.resumed_s == self._receipt.restored_s:
             now_s = self._links.clock.now()
             self._receipt = msgspec.structs.replace(self._receipt, resumed_s=now_s)
-            self._overseer.resumed(self._links.plan.epoch, self._receipt)
+            self._tell(self._receipt)
         self._restoring.discard(row_id)
         self._finish_if_done()
 
@@ -101,6 +105,10 @@ class Epochs:
         if self._receipt is None or self._restoring:
             return
         if self._receipt.resumed_s == self._receipt.restored_s:
-            self._overseer.resumed(self._links.plan.epoch, self._receipt)
+            self._tell(self._receipt)
         self._links.every_worker(m.ForgetSources(epoch=self._links.plan.epoch))
         self._receipt = None
+
+    def _tell(self, receipt: RestoreReceipt) -> None:
+        self._is_repaired = True
+        self._overseer.resumed(self._links.plan.epoch, receipt)

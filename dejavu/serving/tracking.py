@@ -48,7 +48,7 @@ class Tracked:
     resumed: int = 0
     """Repairs that it has survived."""
     strikes: int = 0
-    """Repairs in a row without a new token between them."""
+    """Epochs in a row that ended with a failure before a new token had come."""
     replayed: int = 0
     """Tokens at the end of ``tokens`` that are being made again, one by one; their users have them already."""
     tokens: list[int] = field(default_factory=list)
@@ -88,9 +88,9 @@ class Tracked:
             ready_stages=ready_stages,
         )
 
-    def survive(self) -> None:
-        """The cluster has been repaired while the request was under way."""
-        self.resumed += 1
+    def survive(self, *, is_another: bool) -> None:
+        """The request goes on in a new epoch: of another repair than the last one, or of the same."""
+        self.resumed += is_another
         self.strikes = self.strikes + 1 if len(self.tokens) == self._num_at_repair else 1
         self._num_at_repair = len(self.tokens)
 

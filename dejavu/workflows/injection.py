@@ -116,6 +116,10 @@ class Injector:
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
+        # Who was only to be stopped for a while must not be left so: it is still to be asked for its report.
+        with self._changed:
+            actions = self._schedule.resume_all()
+        self._strike(actions)
 
     def __enter__(self) -> Injector:
         return self

@@ -14,7 +14,7 @@ from dejavu.ids import Epoch, WorkerName
 from dejavu.report.logs import tail
 from dejavu.serving.cluster_links import ClusterLinks
 from dejavu.store.spec import StoreSpec
-from dejavu.transport.base import Hello
+from dejavu.transport.base import Hello, TransportError
 from dejavu.workflows.desk import Desk
 from operators.loop import ClusterOperator
 from operators.processes import ProcessLauncher
@@ -79,8 +79,12 @@ class RunningCluster:
             timeout_s=plan.timeout_s,
             on_failed=lambda peer, reason, epoch: desk.mailbox.post(PeerLost(peer=peer, reason=reason, epoch=epoch)),
         )
-        for name in plan.workers:
-            peers.connect(name, addresses[name], timeout_s=min(plan.timeout_s, _LINK_TIMEOUT_S))
+        try:
+            for name in plan.workers:
+                peers.connect(name, addresses[name], timeout_s=min(plan.timeout_s, _LINK_TIMEOUT_S))
+        except TransportError:
+            peers.abort()
+            raise
         self._links = ClusterLinks(plan, peers, desk.mailbox, desk.clock)
         return self._links
 

@@ -4,6 +4,7 @@ Knows no model: text becomes token ids through a ``Codec`` that the caller bring
 """
 
 from dejavu.workload.codec import Codec, Message
+from dejavu.workload.lengths import RequestLength, request_lengths
 from dejavu.workload.loading import check, load
 
-__all__ = ["Codec", "Message", "check", "load"]
+__all__ = ["Codec", "Message", "RequestLength", "check", "load", "request_lengths"]

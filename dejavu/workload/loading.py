@@ -101,6 +101,16 @@ def _synthetic(workload: WorkloadConfig, source: TokenSource) -> list[Request]:
     ]
 
 
+def trace_lengths(workload: WorkloadConfig) -> list[tuple[int, int]]:
+    """Prompt and new tokens of each entry that asks for both, cut to the declared most. Raises ConfigError."""
+    entries = read_trace(_file(workload), workload.num_requests)
+    return [
+        (_capped(entry.prompt_tokens, workload.prompt_tokens), _capped(entry.output_tokens, workload.max_tokens))
+        for entry in entries
+        if _refusal(entry.prompt_tokens, entry.output_tokens) is None
+    ]
+
+
 def _from_trace(workload: WorkloadConfig, source: TokenSource) -> list[Request]:
     entries = read_trace(_file(workload), workload.num_requests)
     return [

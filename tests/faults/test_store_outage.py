@@ -60,7 +60,7 @@ def registered(client: StoreClient, keys: Keys) -> int:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", ["kill", "freeze", "wipe"])
-def test_requests_finish_through_an_outage_workers_register_again_and_one_that_dies_then_is_replaced(
+def test_requests_finish_through_an_outage_workers_register_again_and_a_dead_one_is_replaced(
     fault: str, tmp_path: Path
 ) -> None:
     server = StoreServer(tmp_path)

@@ -87,6 +87,17 @@ def test_worker_that_fails_in_a_step_says_why_and_its_rows_go_on_elsewhere(
         requests = ragged_requests(4, vocab_size=200)
         served = kit.run(requests)
         assert_right(served, reference_tokens(kit.folder, requests))
-    (failure,) = served.journals[0].failures
-    assert failure.worker == "w1"
+    assert [failure.worker for journal in served.journals for failure in journal.failures] == ["w1"]
     assert "the third step fails on purpose" in (output / "workers" / "w1.log").read_text()
+
+
+@pytest.mark.grid
+def test_prompt_that_fails_is_computed_again_and_nobody_dies(output: Path, tmp_path: Path, nothing_left: None) -> None:
+    """Field report B12."""
+    odd = (sys.executable, harness.odd_worker.__file__, "raise-in-prompt", str(tmp_path / "raised"))
+    with cluster(output, "model=tiny-llama", worker_command=odd) as kit:
+        requests = ragged_requests(4, vocab_size=200)
+        served = kit.run(requests)
+        assert_right(served, reference_tokens(kit.folder, requests))
+    assert (tmp_path / "raised").exists()
+    assert served.journals == ()

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from dejavu.engine import messages as m
+from dejavu.kv.chunk import KvMessage, decode_message
 
-from harness.local_worker import Killed
+from harness.local_wire import Killed
+
+AnyLetter: TypeAlias = m.AnyMessage | KvMessage
 
 
 @dataclass(slots=True)
 class Death:
-    """``worker`` dies, and ``others`` with it, when it is about to send the ``count``-th message that ``matches``."""
+    """``worker`` dies, and ``others`` with it, when it is about to send the ``count``-th message that ``matches``.
+
+    ``matches`` gets a message of KV as well.
+    """
 
     worker: str
-    matches: Callable[[m.AnyMessage], bool]
+    matches: Callable[[AnyLetter], bool]
     count: int = 1
     others: tuple[str, ...] = ()
     is_over: bool = field(default=False, init=False)
 
-    def see(self, sender: str, message: m.AnyMessage) -> None:
+    def see(self, sender: str, message: AnyLetter) -> None:
         """Raises Killed at the moment."""
         if self.is_over or sender != self.worker or not self.matches(message):
             return
@@ -39,10 +46,10 @@ class Deaths:
         """Every control message of the run: sender, peer, message."""
 
     def __call__(self, sender: str, peer: str, header: bytes, payload: bytes) -> list[tuple[bytes, bytes]]:
-        if header[:1] == m.CONTROL:
-            message = m.decode(header)
-            for death in self.deaths:
-                death.see(sender, message)
+        message = m.decode(header) if header[:1] == m.CONTROL else decode_message(header)
+        for death in self.deaths:
+            death.see(sender, message)
+        if not isinstance(message, KvMessage):
             self.seen.append((sender, peer, message))
         return [(header, payload)]
 
@@ -56,16 +63,16 @@ class Deaths:
         return all(death.is_over for death in self.deaths)
 
 
-def prompt_done(message: m.AnyMessage) -> bool:
+def prompt_done(message: AnyLetter) -> bool:
     """A stage has computed a prompt microbatch."""
     return isinstance(message, m.PromptActivations | m.PromptTokens)
 
 
-def step_done(step: int) -> Callable[[m.AnyMessage], bool]:
+def step_done(step: int) -> Callable[[AnyLetter], bool]:
     """A stage has computed that step of a microbatch."""
     return lambda message: isinstance(message, m.StepActivations | m.StepTokens) and message.step == step
 
 
-def says(kind: type[m.Message]) -> Callable[[m.AnyMessage], bool]:
+def says(kind: type[m.Message] | type[KvMessage]) -> Callable[[AnyLetter], bool]:
     """A message of that kind."""
     return lambda message: isinstance(message, kind)

@@ -20,11 +20,8 @@ from dejavu.engine.worker_spec import decode_worker_spec
 def read_line(descriptor: int) -> bytes:
     """What comes until the end of the line; nothing at the end of the input."""
     line = b""
-    while not line.endswith(b"\n"):
-        piece = os.read(descriptor, 65536)
-        if not piece:
-            break
-        line += piece
+    while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
+        line += byte
     return line
 
 

@@ -2,6 +2,7 @@
 
 Faults: ``slow-load S`` sleeps, GIL held, before the stage is loaded; ``hold-gil S`` does so in the third step;
 ``raise-in-step`` lets the third step fail, ``raise-once FILE`` only while the file is not there, and makes it;
+``raise-in-prompt FILE`` does so in the first prompt;
 ``fixed-port P`` listens at the first free port from P on, so that who comes back has the address of who died.
 """
 
@@ -54,6 +55,18 @@ def odd_step(fault: str, value: str) -> None:
     StageModel.step = odd  # type: ignore[method-assign]
 
 
+def odd_prompt(marker: Path) -> None:
+    prompt = StageModel.prompt
+
+    def odd(self: StageModel, *args: Any, **options: Any) -> Any:
+        if not marker.exists():
+            marker.touch()
+            raise RuntimeError("the first prompt fails on purpose")
+        return prompt(self, *args, **options)
+
+    StageModel.prompt = odd  # type: ignore[method-assign]
+
+
 def fixed_port(first: int) -> None:
     listen = LinkTransport.listen
 
@@ -72,6 +85,8 @@ def install(fault: str, value: str) -> None:
     match fault:
         case "slow-load":
             slow_load(value)
+        case "raise-in-prompt":
+            odd_prompt(Path(value))
         case "fixed-port":
             fixed_port(int(value))
         case _:

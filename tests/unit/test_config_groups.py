@@ -10,17 +10,32 @@ from omegaconf import OmegaConf
 
 from dejavu.cli.arguments import read_arguments
 from dejavu.cli.composer import Composer, composer, declaration, sweep_jobs
-from dejavu.config import MODEL_KINDS, Config, Dtype, StoreKind, load, validate
+from dejavu.config import MODEL_KINDS, SHAPE_KINDS, Config, Dtype, StoreKind, load, validate
 from dejavu.config.strategy import Streaming
 from dejavu.kv.levels import StreamingLevel
 
-GROUPS = ("workflow", "cluster", "model", "strategy", "transport", "workload", "store", "fault", "experiment")
+GROUPS = (
+    "workflow",
+    "cluster",
+    "model",
+    "strategy",
+    "transport",
+    "workload",
+    "store",
+    "fault",
+    "profile",
+    "experiment",
+)
 NEEDS = {
     "model=local": ["model.path=folder"],
     "model=hub": ["model.name=owner/name"],
     "workload=file": ["workload.path=prompts.jsonl"],
     "workload=trace": ["workload.path=trace.csv"],
     "workflow=streaming": ["experiment=fig11"],
+    "workflow=plan": ["profile.prompt_time_s=1", "profile.token_time_s=0.1"],
+    "model=shape": [
+        f"model.shape.{key}=8" for key in ("num_layers", "hidden_size", "num_heads", "feed_forward_size", "vocab_size")
+    ],
     "workflow=recovery": ["experiment=fig14"],
     "store=external": ["store.endpoints=[localhost:2379]"],
 }
@@ -40,7 +55,9 @@ def composed(hydra: Composer, *overrides: str) -> Config:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_and_is_valid(hydra: Composer, option: str) -> None:
-    validate(composed(hydra, option, *NEEDS.get(option, [])))
+    planned = option.removeprefix("model=") in SHAPE_KINDS
+    needs = [*NEEDS.get(option, []), *(["workflow=plan", *NEEDS["workflow=plan"]] if planned else [])]
+    validate(composed(hydra, option, *needs))
 
 
 def test_every_group_has_an_option_and_every_option_is_seen(hydra: Composer) -> None:

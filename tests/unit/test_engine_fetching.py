@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dejavu.clock import VirtualClock
 from dejavu.engine import messages as m
 from dejavu.engine.fetching import MOST_FETCHES, FetchAgain
 from dejavu.engine.lost import LostLinks
@@ -84,6 +85,7 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.plan = split_plan()
+        self.clock = VirtualClock()
         self.told: list[tuple[str, m.AnyMessage]] = []
 
     def tell(self, peer: str, message: m.AnyMessage) -> None:
@@ -94,9 +96,19 @@ def lost(peer: str, reason: str) -> PeerLost:
     return PeerLost(peer=peer, reason=reason, epoch=Epoch(1))
 
 
-def test_a_lost_controller_ends_the_worker_at_once() -> None:
+def test_a_lost_controller_ends_the_worker_when_it_does_not_lead_into_another_epoch_in_time() -> None:
+    host = FakeHost()
+    links = LostLinks(host)  # type: ignore[arg-type]
+    host.clock.advance(1000.0)
+    links.check()
+    links.note(lost("controller", "reset"))
+    host.clock.advance(host.plan.timeout_s)
+    links.note(lost("controller", "again"))
+    links.check()
+    host.clock.advance(1.0)
     with pytest.raises(Fatal, match="the controller is gone: reset"):
-        LostLinks(FakeHost()).note(lost("controller", "reset"))  # type: ignore[arg-type]
+        links.check()
+    assert host.told == []
 
 
 def test_a_lost_peer_is_reported_once_and_each_peer_by_itself() -> None:

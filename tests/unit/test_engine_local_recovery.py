@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from dejavu.control.placement import Declared
-
 from dejavu.control.replan import shrunk
 from dejavu.ids import RequestId
 from dejavu.request import Completion, Request
@@ -52,9 +51,14 @@ def four_rows(llama: Oracle) -> tuple[list[Request], dict[str, tuple[int, ...]]]
     """Requests that fill every place of the shapes below for as long as they live; and their tokens."""
     chooser = random.Random(4)
     requests = [
-        Request(id=RequestId(f"r{limit}-{index}"), prompt_tokens=random_prompt(chooser, length), max_tokens=limit, ignore_eos=True)
+        Request(
+            id=RequestId(f"r{index}"),
+            prompt_tokens=random_prompt(chooser, length),
+            max_tokens=limit,
+            ignore_eos=True,
+        )
         for index, (length, limit) in enumerate([(3, 12), (17, 9), (8, 12), (1, 10)])
-    ]  # fmt: skip
+    ]
     return requests, llama.all_tokens(requests)
 
 

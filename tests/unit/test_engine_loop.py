@@ -301,11 +301,20 @@ def test_a_link_between_workers_that_is_gone_is_told_to_the_controller_once() ->
     assert stand.said(m.LinkLost) == [m.LinkLost(epoch=EPOCH, peer="w1", reason="deadline")]
 
 
-def test_a_controller_that_is_gone_is_fatal_at_once() -> None:
-    stand = Stand(split_plan(1, 1), "w1")
+def test_a_controller_that_stays_gone_is_fatal_after_the_timeout() -> None:
+    stand = Stand(split_plan(1, 1, timeout_s=5.0), "w1")
     stand.mailbox.post(PeerLost(peer=CONTROLLER, reason="reset", epoch=EPOCH))
-    with pytest.raises(Fatal, match="controller is gone"):
+    with pytest.raises(Fatal, match="controller is gone: reset"):
         stand.engine.run()
+    assert 5.0 < stand.clock.now() < 10.0
+
+
+def test_a_controller_that_has_left_the_epoch_before_its_workers_is_not_taken_for_dead() -> None:
+    stand = Stand(split_plan(1, 1, timeout_s=5.0), "w1")
+    stand.mailbox.post(PeerLost(peer=CONTROLLER, reason="closed", epoch=EPOCH))
+    stand.is_superseded = True
+    stand.mailbox.post(Wake())
+    stand.engine.run()
     assert stand.clock.now() == 0.0
 
 

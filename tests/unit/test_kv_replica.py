@@ -277,3 +277,18 @@ def test_rows_released_while_chunks_arrive_on_other_threads_leave_no_bytes_behin
     counters = store.counters
     assert counters.accepted + counters.stale == len(letters)
     assert (store.row_ids, store.nbytes) == ((), 0)
+
+
+def test_a_new_epoch_takes_its_own_chunks_and_no_others_and_keeps_what_is_here() -> None:
+    store = new_store()
+    store.accept(*letter((0, 3)))
+    store.release(B)
+    store.renew(Epoch(4))
+    store.accept(*letter((3, 4)))
+    assert (store.length(A), store.counters.stale) == (3, 1)
+    message, payload = letter((3, 5), epoch=Epoch(4))
+    store.accept(msgspec.structs.replace(message, epoch=Epoch(4)), payload)
+    assert torch.equal(store.landed(A, 5).cells_LCHTD, row(length=5))
+    late, payload = letter((0, 1), B, epoch=Epoch(4))
+    store.accept(msgspec.structs.replace(late, epoch=Epoch(4)), payload)
+    assert (store.length(B), store.counters.stale) == (0, 2), "a row that has ended stays so"

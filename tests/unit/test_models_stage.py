@@ -224,3 +224,33 @@ def test_more_layers_than_the_model_has_are_refused(models: Path) -> None:
     spec = describe(make_tiny("llama", models, num_layers=5))
     with pytest.raises(ConfigError, match=r"\[3, 6\) of a model with 5 layers"):
         StageModel.load(spec, LayerRange(3, 6))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+@pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 5), (0, 1, 4, 5)], ids=str)
+def test_a_part_of_a_loaded_model_computes_exactly_what_a_stage_loaded_alone_does(
+    models: Path, family: str, bounds: Sequence[int]
+) -> None:
+    spec = describe(make_tiny(family, models, num_layers=5))
+    alone, parts = Pipeline(spec, bounds, 2), Pipeline(spec, (), 2)
+    whole = StageModel.load(spec, LayerRange(0, 5))
+    parts.stages = [whole.part(LayerRange(start, stop)) for start, stop in itertools.pairwise(bounds)]
+    prompts = ragged_prompts(lengths=(3, 7))
+    rows = slice(0, 2)
+    assert torch.equal(parts.prompt(prompts, rows), alone.prompt(prompts, rows))
+    assert torch.equal(parts.step([5, 6], [3, 7]), alone.step([5, 6], [3, 7]))
+    assert [(stage.first, stage.last) for stage in parts.stages] == [
+        (stage.first, stage.last) for stage in alone.stages
+    ]
+
+
+def test_a_part_holds_no_weights_of_its_own(models: Path) -> None:
+    whole = StageModel.load(describe(make_tiny("llama", models, num_layers=5)), LayerRange(0, 5))
+    assert whole.part(LayerRange(1, 3)).weight_bytes == whole.weight_bytes
+
+
+def test_layers_that_are_not_all_here_are_no_part(models: Path) -> None:
+    stage = StageModel.load(describe(make_tiny("llama", models, num_layers=5)), LayerRange(1, 4))
+    for layers in (LayerRange(0, 2), LayerRange(3, 5)):
+        with pytest.raises(ConfigError, match=r"not all among \[1, 4\)"):
+            stage.part(layers)

@@ -239,7 +239,9 @@ def test_asking_collects_an_answer_from_each_and_leaves_the_rest_for_later() -> 
 def test_asking_a_worker_that_is_gone_or_silent_says_which() -> None:
     ask = m.AskReport(epoch=EPOCH)
     with pytest.raises(DejavuError, match="w1 is gone"):
-        Stand(split_plan(), PeerLost(peer="w1", reason="reset", epoch=EPOCH)).links.ask(ask, ["w1"], m.Report, timeout_s=5.0)
+        Stand(split_plan(), PeerLost(peer="w1", reason="reset", epoch=EPOCH)).links.ask(
+            ask, ["w1"], m.Report, timeout_s=5.0
+        )
     with pytest.raises(DejavuError, match=r"no answer from w1 in 5 s"):
         Stand(split_plan()).links.ask(ask, ["w1"], m.Report, timeout_s=5.0)
 

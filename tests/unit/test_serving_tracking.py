@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from dejavu.ids import RequestId
+from dejavu.control.admission import Assigned, Slot
+from dejavu.ids import RequestId, RowId
 from dejavu.request import Request
 from dejavu.serving.tracking import Tracked, limits_of, refusal_of, refused
 
@@ -98,3 +99,68 @@ def test_a_stop_string_without_a_tokenizer_is_passed_over() -> None:
 def test_an_error_before_the_first_token_has_no_first_token_time() -> None:
     line = tracked().completion("error", 1.0, error="lost")
     assert (line.first_token_s, line.error) == (None, "lost")
+
+
+def with_tokens(*tokens: int, replayed: int = 0) -> Tracked:
+    row = tracked(max_tokens=20)
+    for token in tokens:
+        row.take(token, 0.1 * token)
+    row.replayed = replayed
+    return row
+
+
+ROW = Assigned(request=request(), row_id=RowId(7), slot=Slot(microbatch=1, row_index=2))
+
+
+def test_a_row_that_goes_on_takes_its_newest_token_next() -> None:
+    admitted = with_tokens(4, 5, 6).admitted(ROW, ready_stages=3)
+    assert (admitted.row_id, admitted.microbatch, admitted.row_index) == (RowId(7), 1, 2)
+    assert (admitted.position, admitted.token, admitted.num_generated) == (5, 6, 3)
+    assert (admitted.known, admitted.ready_stages) == ((), 3)
+
+
+def test_a_row_that_is_behind_takes_the_tokens_that_are_known_one_by_one() -> None:
+    admitted = with_tokens(4, 5, 6, replayed=2).admitted(ROW)
+    assert (admitted.position, admitted.token, admitted.num_generated, admitted.known) == (3, 4, 1, (5, 6))
+
+
+def test_a_row_whose_first_token_is_made_again_begins_at_its_prompts_last() -> None:
+    admitted = with_tokens(4, 5, replayed=2).admitted(ROW)
+    assert (admitted.position, admitted.token, admitted.num_generated, admitted.known) == (2, 3, 0, (4, 5))
+
+
+def test_tokens_that_are_made_again_are_not_given_out_twice_and_must_be_the_same() -> None:
+    row = with_tokens(4, 5, 6, replayed=2)
+    assert (row.num_done, row.take_again(5), row.num_done) == (1, True, 2)
+    assert (row.take_again(9), row.replayed) == (False, 0)
+    row.take(8, 1.0)
+    assert (row.tokens, len(row.token_times_s)) == ([4, 5, 6, 8], 4)
+
+
+def test_a_repair_counts_and_strikes_add_up_only_while_no_token_comes_between() -> None:
+    row = with_tokens(4)
+    for strikes in (1, 2, 3):
+        row.survive(is_another=True)
+        assert row.strikes == strikes
+    row.take(5, 1.0)
+    row.survive(is_another=True)
+    assert (row.strikes, row.resumed) == (1, 4)
+    assert row.completion("length", 2.0).resumed == 4
+
+
+def test_a_failure_before_the_first_token_is_a_strike_too() -> None:
+    row = with_tokens()
+    row.survive(is_another=True)
+    row.survive(is_another=True)
+    assert row.strikes == 2
+
+
+def test_a_stop_string_over_tokens_from_both_sides_of_a_repair_ends_the_request() -> None:
+    row = tracked(Letters(), stop=("cd",))
+    for token in (0, 1, 2):
+        assert row.take(token, 0.0) is None
+    row.survive(is_another=True)
+    row.replayed = 2
+    assert [row.take_again(token) for token in (1, 2)] == [True, True]
+    assert row.take(3, 0.0) == "stop"
+    assert row.completion("stop", 0.0).text == "ab"

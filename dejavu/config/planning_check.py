@@ -1,0 +1,120 @@
+"""What a declaration must satisfy for a workflow that starts nothing, and who may take a model of sizes. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dejavu.config.fault import FaultConfig
+from dejavu.config.planning import ProfileConfig, ProfileKind, ShapeConfig
+from dejavu.config.schema import ClusterConfig, Config, ModelConfig, WorkflowName
+from dejavu.errors import ConfigError
+
+PLANNING = (WorkflowName.plan, WorkflowName.simulate)
+"""Workflows that run no model."""
+_OWNERS = {
+    "path": (ProfileKind.measured,),
+    "hardware": (ProfileKind.published, ProfileKind.roofline),
+    "engine": (ProfileKind.published,),
+    "tflops": (ProfileKind.roofline,),
+    "memory_gb_per_s": (ProfileKind.roofline,),
+}
+_OF_A_MICROBATCH = "SECONDS: of a microbatch through the whole model on one machine"
+_NEEDED = {
+    ProfileKind.given: {"prompt_time_s": _OF_A_MICROBATCH, "token_time_s": _OF_A_MICROBATCH},
+    ProfileKind.measured: {"path": "FILE, as workflow=profile writes it"},
+    ProfileKind.published: {"hardware": "NAME, such as a100-80gb"},
+    ProfileKind.roofline: {"hardware": "NAME", "tflops": "NUMBER", "memory_gb_per_s": "NUMBER"},
+}
+_MOST = 10**9
+"""A bound beyond any machine: what is larger is a slip, and products of such numbers stay finite."""
+
+
+def check_planning(config: Config) -> None:
+    """Machines, profile and model's sizes make sense. Raises ConfigError naming key, value and limit."""
+    _check_machines(config.cluster)
+    _check_shape(config.model)
+    _check_profile(config.profile)
+    if config.workflow.name in PLANNING:
+        _check_needed(config.profile)
+        if config.workflow.name is WorkflowName.plan and config.fault != FaultConfig():
+            raise ConfigError(
+                f"fault is for a cluster that runs, and workflow={config.workflow.name.value} starts none"
+            )
+    elif config.model.is_shape:
+        raise ConfigError(
+            f"model={config.model.kind} is sizes without weights, for {_listed(PLANNING)}, and the choice is "
+            f"workflow={config.workflow.name.value}\ntake a model with weights, such as model=smollm2-135m"
+        )
+
+
+def _listed(workflows: Sequence[WorkflowName]) -> str:
+    return " and ".join(f"workflow={name.value}" for name in workflows)
+
+
+def _check_machines(cluster: ClusterConfig) -> None:
+    _between("cluster.num_machines", cluster.num_machines, 1, 100_000)
+    _between("cluster.devices_per_machine", cluster.devices_per_machine, 1, 100_000)
+    for key, unit in (("link_gbps", " Gbit/s"), ("pcie_gbps", " Gbit/s")):
+        value: float | None = getattr(cluster, key)
+        if value is not None and not 0 < value <= _MOST:
+            raise ConfigError(f"cluster.{key}={value:g}: must be more than 0{unit} and at most {_MOST:g}")
+    _between("cluster.price_per_hour", cluster.price_per_hour, 0, _MOST)
+
+
+def _check_profile(profile: ProfileConfig) -> None:
+    _between("profile.prompt_time_s", profile.prompt_time_s, 0, _MOST, " s")
+    _between("profile.token_time_s", profile.token_time_s, 0, _MOST, " s")
+    _between("profile.streaming_overhead", profile.streaming_overhead, 1, _MOST)
+    for key in ("tflops", "memory_gb_per_s", "compute_efficiency", "memory_efficiency"):
+        value: float | None = getattr(profile, key)
+        if value is not None and not 0 < value <= _MOST:
+            raise ConfigError(f"profile.{key}={value:g}: must be more than 0 and at most {_MOST:g}")
+    for key, kinds in _OWNERS.items():
+        if getattr(profile, key) is not None and profile.kind not in kinds:
+            owners = " and ".join(f"profile={kind.value}" for kind in kinds)
+            raise ConfigError(
+                f"profile.{key}={getattr(profile, key)}: is for {owners}, and the choice is "
+                f"profile={profile.kind.value}"
+            )
+
+
+def _check_needed(profile: ProfileConfig) -> None:
+    for key, other in (("prompt_time_s", "token_time_s"), ("token_time_s", "prompt_time_s")):
+        if getattr(profile, key) is None and getattr(profile, other) is not None:
+            raise ConfigError(f"profile.{other} is given without profile.{key}={_OF_A_MICROBATCH}")
+    for key, example in _NEEDED[profile.effective_kind].items():
+        if getattr(profile, key) is None:
+            raise ConfigError(f"profile={profile.kind.value} needs profile.{key}={example}")
+
+
+def _check_shape(model: ModelConfig) -> None:
+    if model.is_shape:
+        _check_sizes(model.shape)
+    elif model.shape != ShapeConfig():
+        raise ConfigError(f"model.shape is for the models without weights, and the choice is model={model.kind}")
+
+
+def _check_sizes(shape: ShapeConfig) -> None:
+    for key in ("num_layers", "hidden_size", "num_heads", "feed_forward_size", "vocab_size"):
+        _between(f"model.shape.{key}", getattr(shape, key), 1, _MOST)
+    for key in ("num_kv_heads", "head_dim", "num_positions"):
+        _between(f"model.shape.{key}", getattr(shape, key), 1, _MOST)
+    _between("model.shape.feed_forward_matrices", shape.feed_forward_matrices, 2, 3)
+    if shape.num_kv_heads is not None and shape.num_heads % shape.num_kv_heads:
+        raise ConfigError(
+            f"model.shape.num_kv_heads={shape.num_kv_heads}: must divide model.shape.num_heads={shape.num_heads}"
+        )
+    if shape.head_dim is None and shape.hidden_size % shape.num_heads:
+        raise ConfigError(
+            f"model.shape.num_heads={shape.num_heads}: must divide model.shape.hidden_size={shape.hidden_size}\n"
+            "or give model.shape.head_dim"
+        )
+
+
+def _between(key: str, value: float | None, least: float, most: float, unit: str = "") -> None:
+    """Raises ConfigError for a number outside [least, most], NaN included; None passes."""
+    if value is None:
+        return
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ConfigError(f"{key}={value:g}: must be from {least:g} to {most:g}{unit}")

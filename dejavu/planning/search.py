@@ -1,0 +1,166 @@
+"""Chooses among the candidates: every one is evaluated, none is rounded to. Says why, also when the answer is no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dejavu.planning.arithmetic import (
+    Inputs,
+    colocated_s,
+    may_pay,
+    min_prompt_depth,
+    min_token_depth,
+    prompt_pipeline_s,
+    ratio,
+    threshold,
+    token_pipeline_s,
+)
+from dejavu.planning.candidates import Candidate, candidates, swapping_rule
+from dejavu.planning.question import Question
+from dejavu.planning.swapping import SwapRule
+
+MOST_RUNNERS_UP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formulas:
+    """The paper's formulas for microbatches of the declared rows, without swapping; what is undefined is None."""
+
+    inputs: Inputs
+    prompt_depth: int | None
+    """Of the split for which ``prompt_s`` and ``token_s`` stand: the chosen or the best one; None: there is none."""
+    token_depth: int | None
+    colocated_s: float
+    prompt_s: float | None
+    token_s: float | None
+    ratio: float | None
+    threshold: float | None
+    may_pay: bool
+    min_prompt_depth: int
+    min_token_depth: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan, or why there is none."""
+
+    question: Question
+    chosen: Candidate | None
+    """None: infeasible."""
+    reason: str
+    formulas: Formulas
+    swap: SwapRule | None
+    runners_up: tuple[Candidate, ...]
+    """The next best that can be done, best first."""
+    refused: tuple[Candidate, ...]
+    """Those that would be as fast as the chosen one or faster, but cannot be done, fastest first."""
+
+
+def plan(question: Question) -> Answer:
+    """The fastest candidate that can be done; of equally fast ones the simplest. Never raises on valid input."""
+    ranked = sorted(candidates(question), key=_order)
+    possible = [one for one in ranked if one.objection is None]
+    chosen = possible[0] if possible else None
+    formulas = _formulas(question, ranked)
+    return Answer(
+        question=question,
+        chosen=chosen,
+        reason=_infeasible(question, ranked) if chosen is None else _reason(question, chosen, ranked, formulas),
+        formulas=formulas,
+        swap=swapping_rule(question),
+        runners_up=tuple(possible[1 : 1 + MOST_RUNNERS_UP]),
+        refused=tuple(
+            one for one in ranked if one.objection is not None and (chosen is None or one.row_s <= chosen.row_s)
+        )[:MOST_RUNNERS_UP],
+    )
+
+
+def _order(candidate: Candidate) -> tuple[float, bool, bool, int, float]:
+    """Fast, then simple: no split, no swapping, fewer rows; then the split that keeps both sides least apart."""
+    return (
+        candidate.row_s,
+        candidate.mode == "disaggregated",
+        candidate.swapping,
+        candidate.rows,
+        abs(candidate.prompt_depth - candidate.token_depth),
+    )
+
+
+def _formulas(question: Question, ranked: list[Candidate]) -> Formulas:
+    plain = [one for one in ranked if not one.swapping]
+    splits = [one for one in plain if one.mode == "disaggregated"]
+    split = next((one for one in splits if one.objection is None), splits[0] if splits else None)
+    colocated = next(one for one in plain if one.mode == "colocated")
+    inputs = question.inputs(question.rows, (split or colocated).num_machines)
+    return Formulas(
+        inputs=inputs,
+        prompt_depth=split.prompt_depth if split else None,
+        token_depth=split.token_depth if split else None,
+        colocated_s=colocated_s(inputs),
+        prompt_s=prompt_pipeline_s(inputs, split.prompt_depth) if split else None,
+        token_s=token_pipeline_s(inputs, split.token_depth) if split else None,
+        ratio=ratio(inputs),
+        threshold=threshold(inputs),
+        may_pay=may_pay(inputs),
+        min_prompt_depth=min_prompt_depth(inputs),
+        min_token_depth=min_token_depth(inputs),
+    )
+
+
+def _infeasible(question: Question, ranked: list[Candidate]) -> str:
+    """What stands against one pipeline of all machines, which needs the least memory, and against swapping it."""
+    colocated = [one for one in ranked if one.mode == "colocated"]
+    objections = dict.fromkeys(f"{one.objection}{' (swapping)' if one.swapping else ''}" for one in colocated)
+    memory, weights = question.machines.memory_bytes, question.shape.num_parameters * question.shape.dtype_bytes
+    return (
+        f"infeasible because {'; '.join(objections)}\n"
+        f"{question.shape.name} has {weights / 1e9:.4g} GB of weights, "
+        f"a microbatch of {question.rows} rows {_kv_gigabytes(question):.4g} GB of KV, and "
+        f"{question.machines.count} x {(memory or 0) / 1e9:.4g} GB are there\n"
+        "give more machines or memory, fewer rows (strategy.microbatch.token) or shorter requests"
+    )
+
+
+def _kv_gigabytes(question: Question) -> float:
+    tokens = question.lengths.max_prompt_tokens + question.lengths.max_new_tokens
+    return question.rows * tokens * question.shape.kv_bytes_per_token / 1e9
+
+
+def _reason(question: Question, chosen: Candidate, ranked: list[Candidate], formulas: Formulas) -> str:
+    """Why split, or why not, with the numbers that decide."""
+    other_mode = "colocated" if chosen.mode == "disaggregated" else "disaggregated"
+    others = [one for one in ranked if one.mode == other_mode]
+    rival = next((one for one in others if one.objection is None), None)
+    mine = f"{_seconds(chosen.row_s)} a request ({chosen.label})"
+    if chosen.mode == "disaggregated":
+        if rival is None:
+            return f"disaggregate: {mine}; one pipeline of all machines cannot be done: {others[0].objection}"
+        return f"disaggregate: {mine}, colocated {_seconds(rival.row_s)}: {_times(rival, chosen)}{_rule(formulas)}"
+    if not others:
+        return f"do not disaggregate: a split needs at least 2 machines, and there are {question.machines.count}"
+    if rival is None:
+        return f"do not disaggregate: no split can be done: {others[0].label}: {others[0].objection}"
+    if chosen.row_s == 0:
+        return "do not disaggregate: nothing takes any time (profile.prompt_time_s and profile.token_time_s are 0)"
+    return f"do not disaggregate: {mine}, the best split ({rival.label}) {_seconds(rival.row_s)}{_rule(formulas)}"
+
+
+def _times(slower: Candidate, faster: Candidate) -> str:
+    if faster.row_s == 0:
+        return "no time at all"
+    return f"{slower.row_s / faster.row_s:.3g} times as fast"
+
+
+def _rule(formulas: Formulas) -> str:
+    """The paper's condition with its numbers."""
+    if formulas.threshold is None:
+        return (
+            f"; no split can pay with a streaming overhead m of {formulas.inputs.streaming_overhead:.4g} "
+            f"on {formulas.inputs.num_machines} machines: D(2 - m) - 1 is not above 0"
+        )
+    quotient = "undefined" if formulas.ratio is None else f"{formulas.ratio:.4g}"
+    return f"; Y/t is {quotient}, and a split can pay only above {formulas.threshold:.4g}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.4g} s"
