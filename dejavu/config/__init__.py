@@ -6,10 +6,11 @@ Holds no values (they lie in ``conf/``) and starts nothing. Past ``load`` there 
 from dejavu.config.fault import FaultConfig
 from dejavu.config.loading import load, register_schema
 from dejavu.config.paths import check_paths
-from dejavu.config.planning import ProfileConfig, ProfileKind, ShapeConfig
+from dejavu.config.planning import ProfileConfig, ProfileKind, ProfilingConfig, ShapeConfig
 from dejavu.config.schema import (
     MODEL_KINDS,
     SHAPE_KINDS,
+    BadLines,
     ClusterConfig,
     ComparisonConfig,
     Config,
@@ -34,6 +35,7 @@ from dejavu.config.validation import validate
 __all__ = [
     "MODEL_KINDS",
     "SHAPE_KINDS",
+    "BadLines",
     "ClusterConfig",
     "ComparisonConfig",
     "Config",
@@ -45,6 +47,7 @@ __all__ = [
     "ModelConfig",
     "ProfileConfig",
     "ProfileKind",
+    "ProfilingConfig",
     "Recovery",
     "RecoveryCase",
     "RecoveryFigure",

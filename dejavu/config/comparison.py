@@ -57,6 +57,8 @@ def _check_workload(workload: WorkloadConfig) -> None:
     # Answers of one length: otherwise the end of the run would hang on a single long one.
     if workload.kind is not WorkloadKind.synthetic or not workload.ignore_eos:
         raise ConfigError(f"workflow=recovery needs workload=synthetic and workload.ignore_eos=true\n{_ADVICE}")
+    if workload.median_tokens is not None:
+        raise ConfigError(f"workload.median_tokens={workload.median_tokens:g}: workflow=recovery needs equal answers")
 
 
 def _check_microbatch(config: Config) -> None:

@@ -78,6 +78,8 @@ def _check_model(model: ModelConfig, kinds: Sequence[str]) -> None:
 def _check_workload(workload: WorkloadConfig, batches: Sequence[int]) -> None:
     if workload.kind is not WorkloadKind.synthetic:
         raise ConfigError(f"workload={workload.kind.value}: workflow=streaming needs workload=synthetic\n{_ADVICE}")
+    if workload.median_tokens is not None:
+        raise ConfigError(f"workload.median_tokens={workload.median_tokens:g}: workflow=streaming needs equal rows")
     if not workload.ignore_eos or workload.rate:
         raise ConfigError("workflow=streaming needs workload.ignore_eos=true and workload.rate=0: equal rows")
     if workload.max_tokens is not None and workload.max_tokens < 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -48,6 +48,20 @@ class ProfileConfig:
         """``given`` where both times are, whatever was chosen."""
         times_are_given = self.prompt_time_s is not None and self.token_time_s is not None
         return ProfileKind.given if times_are_given else self.kind
+
+
+@dataclass(kw_only=True)
+class ProfilingConfig:
+    """What ``workflow=profile`` measures: every number of rows with every length of prompt."""
+
+    rows: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    """Of a microbatch."""
+    prompt_tokens: list[int] = field(default_factory=lambda: [64, 256, 512])
+    """Of each row's prompt; its steps then have that context, and a little more."""
+    steps: int = 8
+    """After each microbatch's prompts."""
+    repeats: int = 3
+    """Rounds; of a point, the median counts."""
 
 
 @dataclass(kw_only=True)

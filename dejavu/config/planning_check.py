@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from dejavu.config.fault import FaultConfig
-from dejavu.config.planning import ProfileConfig, ProfileKind, ShapeConfig
+from dejavu.config.planning import ProfileConfig, ProfileKind, ProfilingConfig, ShapeConfig
 from dejavu.config.schema import ClusterConfig, Config, ModelConfig, WorkflowName
 from dejavu.errors import ConfigError
 
@@ -41,7 +41,11 @@ def check_planning(config: Config) -> None:
             raise ConfigError(
                 f"fault is for a cluster that runs, and workflow={config.workflow.name.value} starts none"
             )
-    elif config.model.is_shape:
+    if config.workflow.name is WorkflowName.profile:
+        _check_profiling(config)
+    elif config.profiling != ProfilingConfig():
+        raise ConfigError(f"profiling is for workflow=profile, and the choice is {config.workflow.name.value}")
+    if config.model.is_shape and config.workflow.name not in PLANNING:
         raise ConfigError(
             f"model={config.model.kind} is sizes without weights, for {_listed(PLANNING)}, and the choice is "
             f"workflow={config.workflow.name.value}\ntake a model with weights, such as model=smollm2-135m"
@@ -66,6 +70,9 @@ def _check_profile(profile: ProfileConfig) -> None:
     _between("profile.prompt_time_s", profile.prompt_time_s, 0, _MOST, " s")
     _between("profile.token_time_s", profile.token_time_s, 0, _MOST, " s")
     _between("profile.streaming_overhead", profile.streaming_overhead, 1, _MOST)
+    for key, other in (("prompt_time_s", "token_time_s"), ("token_time_s", "prompt_time_s")):
+        if getattr(profile, key) is None and getattr(profile, other) is not None:
+            raise ConfigError(f"profile.{other} is given without profile.{key}={_OF_A_MICROBATCH}")
     for key in ("tflops", "memory_gb_per_s", "compute_efficiency", "memory_efficiency"):
         value: float | None = getattr(profile, key)
         if value is not None and not 0 < value <= _MOST:
@@ -80,12 +87,27 @@ def _check_profile(profile: ProfileConfig) -> None:
 
 
 def _check_needed(profile: ProfileConfig) -> None:
-    for key, other in (("prompt_time_s", "token_time_s"), ("token_time_s", "prompt_time_s")):
-        if getattr(profile, key) is None and getattr(profile, other) is not None:
-            raise ConfigError(f"profile.{other} is given without profile.{key}={_OF_A_MICROBATCH}")
     for key, example in _NEEDED[profile.effective_kind].items():
         if getattr(profile, key) is None:
             raise ConfigError(f"profile={profile.kind.value} needs profile.{key}={example}")
+
+
+def _check_profiling(config: Config) -> None:
+    profiling = config.profiling
+    for key in ("rows", "prompt_tokens"):
+        values: list[int] = getattr(profiling, key)
+        if not values:
+            raise ConfigError(f"profiling.{key}=[]: name at least one")
+        if len(set(values)) < len(values):
+            raise ConfigError(f"profiling.{key} names one twice; profiling.repeats measures again")
+        _between(f"profiling.{key}", min(values), 1, _MOST)
+    _between("profiling.steps", profiling.steps, 1, _MOST)
+    _between("profiling.repeats", profiling.repeats, 1, _MOST)
+    length, most = max(profiling.prompt_tokens) + profiling.steps + 1, config.model.max_length
+    if most is not None and length > most:
+        raise ConfigError(f"model.max_length={most}: the longest prompt and its steps are {length} positions")
+    if config.fault != FaultConfig():
+        raise ConfigError("fault: workflow=profile measures a worker that is well")
 
 
 def _check_shape(model: ModelConfig) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dejavu.config.fault import FaultConfig
-from dejavu.config.planning import ProfileConfig, ShapeConfig
+from dejavu.config.planning import ProfileConfig, ProfilingConfig, ShapeConfig
 from dejavu.config.simulate import SimulateConfig
 from dejavu.config.strategy import StrategyConfig, Streaming, StreamTo
 
@@ -46,6 +46,7 @@ class WorkflowName(Enum):
     streaming = "streaming"
     recovery = "recovery"
     plan = "plan"
+    profile = "profile"
     simulate = "simulate"
 
 
@@ -102,6 +103,13 @@ class WorkloadKind(Enum):
     file = "file"
     synthetic = "synthetic"
     trace = "trace"
+
+
+class BadLines(Enum):
+    """What becomes of a malformed line of a trace."""
+
+    refuse = "refuse"
+    skip = "skip"
 
 
 class StoreKind(Enum):
@@ -202,6 +210,13 @@ class WorkloadConfig:
     """Length of a synthetic prompt; the most of a trace's prompts (None: as in the trace)."""
     max_tokens: int | None = None
     """New tokens of a request that says none itself; the most of a trace's outputs (None: as in the trace)."""
+    median_tokens: float | None = None
+    """Of a synthetic workload: the lengths of its answers are lognormal with this median, cut at ``max_tokens``;
+    None: each is ``max_tokens``."""
+    sigma: float = 0.0
+    """Standard deviation of the logarithms of those lengths."""
+    bad_lines: BadLines = BadLines.refuse
+    """Of a trace."""
     ignore_eos: bool = False
     seed: int = 0
     rate: float | None = 0.0
@@ -269,4 +284,5 @@ class Config:
     fault: FaultConfig = field(default_factory=FaultConfig)
     comparison: ComparisonConfig = field(default_factory=ComparisonConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)

@@ -95,6 +95,8 @@ class StrategyConfig:
 
     replication: int = 0
     """So many successors of each stage that keeps rows hold a copy of them; 0: nobody does."""
+    copy_steps: int = 4
+    """So many steps of a microbatch leave a stage in one copy at most: fewer messages, more steps to make again."""
     recovery: Recovery = Recovery.replica
     """Where no copy is left, ``replica`` means ``recompute``."""
     standby: int = 0

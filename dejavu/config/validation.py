@@ -5,10 +5,10 @@ Layers against depths are checked by the placement, which knows the model.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 
+from dejavu.config.bounds import above_zero, at_least, check_seed, refuse
 from dejavu.config.comparison import check_comparison
 from dejavu.config.fault_check import check_faults
 from dejavu.config.measurement import check_measurement
@@ -22,18 +22,16 @@ from dejavu.config.schema import (
     StoreKind,
     TransportConfig,
     WorkflowName,
-    WorkloadConfig,
-    WorkloadKind,
 )
 from dejavu.config.simulate import check_simulate
 from dejavu.config.strategy import StrategyConfig, StrategyMode, Streaming, StreamTo
+from dejavu.config.workload_check import check_workload
 from dejavu.errors import ConfigError, nearest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENDPOINT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
-_MOST_SEED = 2**63 - 1
 
 
 def validate(config: Config) -> None:
@@ -43,7 +41,7 @@ def validate(config: Config) -> None:
     _check_strategy(config.strategy)
     _check_num_workers(config.cluster, config.strategy)
     _check_transport(config.transport)
-    _check_workload(config.workload, least_new_tokens=0 if config.workflow.name in PLANNING else 1)
+    check_workload(config.workload, least_new_tokens=0 if config.workflow.name in PLANNING else 1)
     _check_store(config.store)
     check_faults(config.fault, config.strategy)
     check_measurement(config)
@@ -52,52 +50,27 @@ def validate(config: Config) -> None:
     check_simulate(config, is_simulating=config.workflow.name is WorkflowName.simulate)
 
 
-def _refuse(key: str, value: object, reason: str) -> ConfigError:
-    return ConfigError(f"{key}={'null' if value is None else value}: {reason}")
-
-
-def _at_least(key: str, value: float | None, limit: float, unit: str = "") -> None:
-    """Raises ConfigError for a number below ``limit`` or not finite; None passes."""
-    if value is None:
-        return
-    if not math.isfinite(value) or value < limit:
-        raise _refuse(key, value, f"must be at least {limit:g}{unit}")
-
-
-def _above_zero(key: str, value: float | None, unit: str = "") -> None:
-    """Raises ConfigError for a number that is not above 0 and finite; None passes."""
-    if value is None:
-        return
-    if not math.isfinite(value) or value <= 0:
-        raise _refuse(key, value, f"must be more than 0{unit}")
-
-
-def _check_seed(key: str, seed: int) -> None:
-    if not 0 <= seed <= _MOST_SEED:
-        raise _refuse(key, seed, f"must be from 0 to {_MOST_SEED}")
-
-
 def _check_cluster(cluster: ClusterConfig) -> None:
     if not _NAME.fullmatch(cluster.name):
-        raise _refuse(
+        raise refuse(
             "cluster.name", cluster.name, "letters, digits, '.', '_' and '-' only, beginning with one of the first two"
         )
     if not cluster.host or re.search(r"[\s/]", cluster.host):
-        raise _refuse("cluster.host", repr(cluster.host), "must be an address or host name, without a port")
-    _at_least("cluster.num_workers", cluster.num_workers, 1)
-    _at_least("cluster.threads_per_worker", cluster.threads_per_worker, 1)
-    _above_zero("cluster.device_memory_gb", cluster.device_memory_gb, " GB")
-    _at_least("cluster.lease_ttl_s", cluster.lease_ttl_s, 2, " s")
-    _above_zero("cluster.start_timeout_s", cluster.start_timeout_s, " s")
+        raise refuse("cluster.host", repr(cluster.host), "must be an address or host name, without a port")
+    at_least("cluster.num_workers", cluster.num_workers, 1)
+    at_least("cluster.threads_per_worker", cluster.threads_per_worker, 1)
+    above_zero("cluster.device_memory_gb", cluster.device_memory_gb, " GB")
+    at_least("cluster.lease_ttl_s", cluster.lease_ttl_s, 2, " s")
+    above_zero("cluster.start_timeout_s", cluster.start_timeout_s, " s")
 
 
 def _check_model(model: ModelConfig) -> None:
     if model.kind not in MODEL_KINDS:
-        raise _refuse("model.kind", model.kind, nearest(model.kind, MODEL_KINDS))
+        raise refuse("model.kind", model.kind, nearest(model.kind, MODEL_KINDS))
     _needed_by("model", "path", model.path, model.kind, "local", "FOLDER")
     _needed_by("model", "name", model.name, model.kind, "hub", "OWNER/NAME")
     if model.name is not None and not _HUB_NAME.fullmatch(model.name):
-        raise _refuse(
+        raise refuse(
             "model.name",
             model.name,
             "must be a hub id such as OWNER/NAME; for a folder take model=local model.path=FOLDER",
@@ -106,16 +79,16 @@ def _check_model(model: ModelConfig) -> None:
     for key in ("num_layers", "num_heads", "num_kv_heads"):
         value = getattr(model, key)
         if value is not None and not tiny:
-            raise _refuse(f"model.{key}", value, f"is for the tiny models; model={model.kind} has its own")
-        _at_least(f"model.{key}", value, 1)
+            raise refuse(f"model.{key}", value, f"is for the tiny models; model={model.kind} has its own")
+        at_least(f"model.{key}", value, 1)
     _check_heads(model)
-    _at_least("model.max_length", model.max_length, 2, " positions")
-    _check_seed("model.seed", model.seed)
+    at_least("model.max_length", model.max_length, 2, " positions")
+    check_seed("model.seed", model.seed)
 
 
 def _check_heads(model: ModelConfig) -> None:
     if model.num_heads and model.num_kv_heads and model.num_heads % model.num_kv_heads:
-        raise _refuse("model.num_kv_heads", model.num_kv_heads, f"must divide model.num_heads={model.num_heads}")
+        raise refuse("model.num_kv_heads", model.num_kv_heads, f"must divide model.num_heads={model.num_heads}")
 
 
 def _needed_by(group: str, key: str, value: str | None, kind: str, needing: str, example: str) -> None:
@@ -123,25 +96,25 @@ def _needed_by(group: str, key: str, value: str | None, kind: str, needing: str,
     if kind == needing and not value:
         raise ConfigError(f"{group}={kind} needs {group}.{key}={example}")
     if kind != needing and value is not None:
-        raise _refuse(f"{group}.{key}", value, f"is for {group}={needing}, and the choice is {group}={kind}")
+        raise refuse(f"{group}.{key}", value, f"is for {group}={needing}, and the choice is {group}={kind}")
 
 
 def _check_strategy(strategy: StrategyConfig) -> None:
-    _at_least("strategy.split.prompt", strategy.split.prompt, 1, " stage")
-    _at_least("strategy.split.token", strategy.split.token, 1, " stage")
-    _at_least("strategy.stages", strategy.stages, 1, " stage")
-    _at_least("strategy.microbatch.prompt", strategy.microbatch.prompt, 1, " row")
-    _at_least("strategy.microbatch.prompt_tokens", strategy.microbatch.prompt_tokens, 1, " token")
-    _at_least("strategy.microbatch.token", strategy.microbatch.token, 1, " row")
-    _at_least("strategy.in_flight", strategy.in_flight, 1, " microbatch")
+    at_least("strategy.split.prompt", strategy.split.prompt, 1, " stage")
+    at_least("strategy.split.token", strategy.split.token, 1, " stage")
+    at_least("strategy.stages", strategy.stages, 1, " stage")
+    at_least("strategy.microbatch.prompt", strategy.microbatch.prompt, 1, " row")
+    at_least("strategy.microbatch.prompt_tokens", strategy.microbatch.prompt_tokens, 1, " token")
+    at_least("strategy.microbatch.token", strategy.microbatch.token, 1, " row")
+    at_least("strategy.in_flight", strategy.in_flight, 1, " microbatch")
     if strategy.mode is StrategyMode.colocated:
         for key, depth in (("prompt", strategy.split.prompt), ("token", strategy.split.token)):
             if depth != 1:
-                raise _refuse(
+                raise refuse(
                     f"strategy.split.{key}", depth, "is for strategy=disaggregated; colocated takes strategy.stages"
                 )
     elif strategy.stages != 1:
-        raise _refuse(
+        raise refuse(
             "strategy.stages",
             strategy.stages,
             "is for strategy=colocated; disaggregated takes strategy.split.prompt and .token",
@@ -154,28 +127,29 @@ def _check_strategy(strategy: StrategyConfig) -> None:
 
 def _check_streaming(strategy: StrategyConfig) -> None:
     if strategy.streaming is Streaming.off and strategy.mode is StrategyMode.disaggregated:
-        raise _refuse(
+        raise refuse(
             "strategy.streaming",
             "off",
             "a disaggregated strategy streams KV from its prompt stages to its token stages\n"
             "take naive, buffered, layerwise or full, or strategy=colocated",
         )
     if strategy.stream_folder is not None and strategy.stream_to is not StreamTo.disk:
-        raise _refuse("strategy.stream_folder", strategy.stream_folder, "is for strategy.stream_to=disk")
+        raise refuse("strategy.stream_folder", strategy.stream_folder, "is for strategy.stream_to=disk")
 
 
 def _check_replication(strategy: StrategyConfig) -> None:
     k, depth = strategy.replication, strategy.ring_depth
     if not 0 <= k < depth:
         key = "strategy.stages" if strategy.mode is StrategyMode.colocated else "strategy.split.token"
-        raise _refuse(
+        raise refuse(
             "strategy.replication",
             k,
             f"must be from 0 to {depth - 1}: a stage's copies lie on so many of the others, and {key}={depth}",
         )
     if k and strategy.streaming is Streaming.off:
-        raise _refuse("strategy.streaming", "off", f"and strategy.replication={k} streams KV to successors")
-    _at_least("strategy.standby", strategy.standby, 0, " workers")
+        raise refuse("strategy.streaming", "off", f"and strategy.replication={k} streams KV to successors")
+    at_least("strategy.copy_steps", strategy.copy_steps, 1, " steps")
+    at_least("strategy.standby", strategy.standby, 0, " workers")
 
 
 def _check_layers(strategy: StrategyConfig, kind: str) -> None:
@@ -185,13 +159,13 @@ def _check_layers(strategy: StrategyConfig, kind: str) -> None:
     key = f"strategy.layers.{kind}"
     depth = strategy.depths.get(kind)
     if depth is None:
-        raise _refuse(key, ranges, f"strategy={strategy.mode.value} has no {kind} pipeline")
+        raise refuse(key, ranges, f"strategy={strategy.mode.value} has no {kind} pipeline")
     if len(ranges) != depth:
-        raise _refuse(key, ranges, f"{len(ranges)} ranges for {depth} stages")
+        raise refuse(key, ranges, f"{len(ranges)} ranges for {depth} stages")
     expected = 0
     for pair in ranges:
         if len(pair) != 2 or pair[0] != expected or pair[1] <= pair[0]:
-            raise _refuse(
+            raise refuse(
                 key,
                 ranges,
                 f"{pair} must be [{expected}, b] with b > {expected}: ranges are [a, b), in order, without gaps",
@@ -204,7 +178,7 @@ def _check_num_workers(cluster: ClusterConfig, strategy: StrategyConfig) -> None
     if cluster.num_workers is not None and cluster.num_workers < needed:
         standby = {"standby": strategy.standby} if strategy.standby else {}
         parts = " + ".join(f"{depth} {kind}" for kind, depth in {**strategy.depths, **standby}.items())
-        raise _refuse(
+        raise refuse(
             "cluster.num_workers",
             cluster.num_workers,
             f"strategy={strategy.mode.value} needs {needed} workers ({parts})\nraise it to {needed}, or leave it out",
@@ -214,48 +188,16 @@ def _check_num_workers(cluster: ClusterConfig, strategy: StrategyConfig) -> None
 def _check_transport(transport: TransportConfig) -> None:
     for variable in transport.settings:
         if not _VARIABLE.fullmatch(variable):
-            raise _refuse(
+            raise refuse(
                 f"transport.settings.{variable}",
                 transport.settings[variable],
                 "must be an environment variable such as UCX_NET_DEVICES",
             )
-    _above_zero("transport.timeout_s", transport.timeout_s, " s")
-
-
-def _check_workload(workload: WorkloadConfig, *, least_new_tokens: int) -> None:
-    kind = workload.kind
-    if kind in (WorkloadKind.file, WorkloadKind.trace):
-        if not workload.path:
-            raise ConfigError(f"workload={kind.value} needs workload.path=FILE")
-    elif workload.path is not None:
-        raise _refuse(
-            "workload.path",
-            workload.path,
-            f"is for workload=file and workload=trace, and the choice is workload={kind.value}",
-        )
-    _at_least("workload.num_requests", workload.num_requests, 1)
-    _at_least("workload.prompt_tokens", workload.prompt_tokens, 1)
-    _at_least("workload.max_tokens", workload.max_tokens, least_new_tokens)
-    _at_least("workload.rate", workload.rate, 0, " requests/s (0: all at once)")
-    _check_seed("workload.seed", workload.seed)
-    for key in _needed_keys(kind):
-        if getattr(workload, key) is None:
-            raise ConfigError(f"workload.{key}=null: workload={kind.value} needs a number")
-    if workload.prompt_tokens is not None and kind in (WorkloadKind.chat, WorkloadKind.file):
-        raise _refuse("workload.prompt_tokens", workload.prompt_tokens, "is for workload=synthetic and workload=trace")
-
-
-def _needed_keys(kind: WorkloadKind) -> tuple[str, ...]:
-    """Keys that may not be null for this kind of workload."""
-    if kind is WorkloadKind.trace:
-        return ()
-    if kind is WorkloadKind.synthetic:
-        return ("num_requests", "prompt_tokens", "max_tokens", "rate")
-    return ("max_tokens", "rate")
+    above_zero("transport.timeout_s", transport.timeout_s, " s")
 
 
 def _check_store(store: StoreConfig) -> None:
-    _above_zero("store.timeout_s", store.timeout_s, " s")
+    above_zero("store.timeout_s", store.timeout_s, " s")
     checks: dict[StoreKind, Callable[[StoreConfig], None]] = {
         StoreKind.embedded: _check_embedded_store,
         StoreKind.external: _check_external_store,
@@ -275,7 +217,7 @@ def _check_external_store(store: StoreConfig) -> None:
     for endpoint in store.endpoints:
         match = _ENDPOINT.fullmatch(endpoint)
         if match is None or not 0 < int(match.group(2)) < 65536:
-            raise _refuse("store.endpoints", endpoint, "must be HOST:PORT, without http:// or a path")
+            raise refuse("store.endpoints", endpoint, "must be HOST:PORT, without http:// or a path")
     if (store.cert is None) != (store.key is None):
         raise ConfigError("store.cert and store.key go together: give both or neither")
     if store.cert is not None and store.ca_cert is None:

@@ -55,6 +55,7 @@ class Declared:
     streaming: StreamingLevel = StreamingLevel.full
     stream_to: StreamTarget | None = None
     replication: int = 0
+    copy_steps: int = 1
     recovery: RecoveryTier = "replica"
     num_standby: int = 0
     """Workers without a place, named after those that have one."""
@@ -101,6 +102,7 @@ def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
         streaming=declared.streaming,
         stream_to=declared.stream_to,
         replication=declared.replication,
+        copy_steps=declared.copy_steps,
         recovery=declared.recovery,
         standby=tuple(WorkerName(f"w{declared.num_needed + number}") for number in range(declared.num_standby)),
     )

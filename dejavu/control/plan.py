@@ -101,6 +101,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Where the stages that keep rows send a copy of prompts and of every step; None: nowhere."""
     replication: int = 0
     """So many successors of each stage that keeps rows hold a copy of them."""
+    copy_steps: int = 1
+    """So many steps of a microbatch leave a stage in one copy at most."""
     recovery: RecoveryTier = "replica"
     """The best tier that a repair may use; where a copy is missing, the row is recomputed."""
     standby: tuple[WorkerName, ...] = ()

@@ -26,6 +26,7 @@ def summary(plan: Plan) -> Mapping[str, object]:
         "stream_to": plan.stream_to,
         "swapping": False,
         "replication": plan.replication,
+        "copy_steps": plan.copy_steps,
         "recovery": plan.recovery,
         "standby": list(plan.standby),
         "predicted": {

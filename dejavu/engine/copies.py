@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from dejavu.clock import Clock, SystemClock
 from dejavu.control.ring import StepRow
 from dejavu.engine.messages import KvPart, PromptRow
 from dejavu.engine.pool_rows import PoolRows
@@ -27,6 +28,25 @@ _MOST_UNDER_WAY = 64
 """Copies of one row that may not have left yet: more than queue and staging buffers hold."""
 
 
+_LONGEST_RUN_S = 0.5
+"""Steps leave together while it takes no longer than this: what has not left is made again after a failure."""
+
+
+class _Run:
+    """Steps of one microbatch, one after the other, with the same rows."""
+
+    __slots__ = ("first_positions", "num_steps", "row_ids", "rows", "since_s", "step")
+
+    def __init__(self, rows: Sequence[StepRow], since_s: float) -> None:
+        self.row_ids = tuple(row.row_id for row in rows)
+        self.first_positions = tuple(row.position for row in rows)
+        self.rows = rows
+        """Of the newest step."""
+        self.step = 0
+        self.num_steps = 0
+        self.since_s = since_s
+
+
 class Copies:
     """Main thread only. After ``begin`` no copy reads what was in the rows' places before.
 
@@ -37,15 +57,28 @@ class Copies:
         rows: what lies where in the pool.
         lost: rows of which something was sent and did not leave; whoever learns of it adds to it, on any thread.
         disk: where the copies lie, when it is this worker's own disk; None when they go to peers.
+        copy_steps: so many steps of a microbatch leave together at most.
     """
 
     def __init__(
-        self, streamer: Streamer, pool: KvPool, rows: PoolRows, lost: deque[RowId], disk: DiskMemory | None
+        self,
+        streamer: Streamer,
+        pool: KvPool,
+        rows: PoolRows,
+        lost: deque[RowId],
+        disk: DiskMemory | None,
+        *,
+        copy_steps: int = 1,
+        clock: Clock | None = None,
     ) -> None:
         self.streamer = streamer
         self._pool = pool
         self._rows = rows
         self._disk = disk
+        self._copy_steps = copy_steps
+        self._clock = clock or SystemClock()
+        self._runs: dict[int, _Run] = {}
+        """By microbatch: steps that have not left."""
         self._lost = lost
         self._starts: dict[RowId, deque[int]] = {}
         """From where each of a row's last copies began: a loss is told by the row alone."""
@@ -71,22 +104,32 @@ class Copies:
         self.streamer.end_pass()
 
     def step(self, microbatch: int, step: int, rows: Sequence[StepRow]) -> None:
-        """Each of the rows has one more cell in every layer."""
+        """Each of the rows has one more cell in every layer. It leaves with those of the steps around it."""
+        run = self._runs.get(microbatch)
+        if run is None or run.row_ids != tuple(row.row_id for row in rows):
+            # Rows came or went: the others' cells need not wait for them.
+            self._send(microbatch)
+            run = self._runs[microbatch] = _Run(rows, self._clock.monotonic())
+        run.step, run.rows = step, rows
+        run.num_steps += 1
+        if run.num_steps >= self._copy_steps or self._clock.monotonic() - run.since_s >= _LONGEST_RUN_S:
+            self._send(microbatch)
+
+    def flush(self) -> None:
+        """All cells that there are have been handed over."""
+        for microbatch in list(self._runs):
+            self._send(microbatch)
+
+    def _send(self, microbatch: int) -> None:
+        run = self._runs.pop(microbatch, None)
+        if run is None:
+            return
         self._note_lost()
-        starts = {row.row_id: self._behind.pop(row.row_id, row.position) for row in rows}
-        self._note_starts(starts.items())
-        new = [
-            PoolRow(
-                span=RowSpan(row_id=row.row_id, length=row.position + 1 - starts[row.row_id], start=starts[row.row_id]),
-                row_index=self._rows.place(microbatch, row.row_index),
-            )
-            for row in rows
+        spans = [
+            (row.row_id, self._behind.pop(row.row_id, first), row.position + 1)
+            for row, first in zip(run.rows, run.first_positions, strict=True)
         ]
-        try:
-            self.streamer.submit_rows(self._pool, new, made_by="step", mark=StepMark(microbatch, step))
-        except StreamStalled as error:
-            logger.warning("copies stay behind: %s", error)
-            self._lost.extend(starts)
+        self._submit(spans, "step", None, StepMark(microbatch, run.step))
         self._note_lost()
 
     def release(self, row_ids: Sequence[RowId]) -> None:
@@ -122,7 +165,13 @@ class Copies:
         for row_id, start in starts:
             self._starts.setdefault(row_id, deque(maxlen=_MOST_UNDER_WAY)).append(start)
 
-    def _submit(self, spans: Iterable[tuple[RowId, int, int]], made_by: Pass, layers: LayerRange | None) -> None:
+    def _submit(
+        self,
+        spans: Iterable[tuple[RowId, int, int]],
+        made_by: Pass,
+        layers: LayerRange | None,
+        mark: StepMark | None = None,
+    ) -> None:
         rows = [
             PoolRow(span=RowSpan(row_id=row_id, length=stop - start, start=start), row_index=place)
             for row_id, start, stop in spans
@@ -132,7 +181,7 @@ class Copies:
             return
         self._note_starts((row.span.row_id, row.span.start) for row in rows)
         try:
-            self.streamer.submit_rows(self._pool, rows, made_by=made_by, layers=layers)
+            self.streamer.submit_rows(self._pool, rows, made_by=made_by, layers=layers, mark=mark)
         except StreamStalled as error:
             logger.warning("copies stay behind: %s", error)
             self._lost.extend(row.span.row_id for row in rows)

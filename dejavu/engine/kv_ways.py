@@ -115,7 +115,9 @@ def outflow(flow: Flow, held: HeldPool | None, kv_folder: Path | None) -> Outflo
         patience_s=_PATIENCE_S,
         category=category,
     )
-    return Outflow(copies=Copies(_streamer(flow, way), held.pool, held.rows, lost, disk))
+    return Outflow(
+        copies=Copies(_streamer(flow, way), held.pool, held.rows, lost, disk, copy_steps=flow.plan.copy_steps)
+    )
 
 
 def _destinations(flow: Flow, disk: DiskMemory | None) -> dict[str, Destination]:

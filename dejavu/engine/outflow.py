@@ -46,6 +46,8 @@ class Outflow:
 
     def set_level(self, level: StreamingLevel) -> None:
         """From the next pass on."""
+        if self._copies is not None:
+            self._copies.flush()
         for streamer in self.streamers:
             streamer.set_level(level)
 
@@ -78,6 +80,8 @@ class Outflow:
 
     def drain(self, timeout_s: float) -> None:
         """What has been submitted has left, unless that takes longer."""
+        if self._copies is not None:
+            self._copies.flush()
         for streamer in self.streamers:
             with suppress(StreamStalled):
                 streamer.drain(timeout_s)

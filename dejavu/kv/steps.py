@@ -1,8 +1,9 @@
-"""A step's new cells, one position of each of many rows, gathered by one operator into one message for each owner.
+"""New cells of steps, the same few positions of each of many rows, gathered by one operator into one message an owner.
 
 The general way (``scatter`` over a region for each row) costs several operators and objects a row, and a step has
 nothing else to do: this is the buffered copy of DejaVu §4.1 in its shortest form.
-Shape legend: N rows of a step, L layers, C the pair (K, V), R rows of a pool, H kv heads, S positions, D head_dim.
+Shape legend: N rows of a step, T positions of each, L layers, C the pair (K, V), R rows of a pool, H kv heads,
+S positions of the pool, D head_dim.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from dejavu.kv.scatter import Staged
 from dejavu.kv.staging import Staging, StagingBuffer
 
 Cell = tuple[RowId, int, int]
-"""A row, its place in the pool, and a position."""
+"""A row, its place in the pool, and its first position."""
+MOST_POSITIONS = 16
+"""Of a row; beyond it, copying stretches of memory is cheaper than picking cells."""
 
 
 def scatter_step(
@@ -38,19 +41,20 @@ def scatter_step(
     cluster: str,
     epoch: Epoch,
     copier: Copier,
+    length: int = 1,
     after: Mark = None,
     timeout_s: float = 60.0,
 ) -> Iterator[Staged]:
-    """Yields messages that hold each cell's layers and heads once, a chunk for each row, as ``scatter`` would.
+    """Yields messages that hold ``length`` positions of each row, a chunk for each row, as ``scatter`` would.
 
     Raises IndexError for a cell outside the pool, and what ``scatter`` raises.
     """
-    _check(pool, cells, layers, heads)
-    row_bytes = len(layers) * 2 * (heads[1] - heads[0]) * pool.layout.head_dim * pool.layout.dtype_bytes
+    _check(pool, cells, length, layers, heads)
+    row_bytes = length * len(layers) * 2 * (heads[1] - heads[0]) * pool.layout.head_dim * pool.layout.dtype_bytes
     most = min(staging.buffer_bytes // row_bytes, max_chunks(cluster))
     if most == 0:
         raise ConfigError(
-            f"one position of layers [{layers.start},{layers.stop}) heads {list(heads)} takes {row_bytes} bytes, "
+            f"{length} positions of layers [{layers.start},{layers.stop}) heads {list(heads)} take {row_bytes} bytes, "
             f"a staging buffer {staging.buffer_bytes}: use larger staging buffers"
         )
     for start in range(0, len(cells), most):
@@ -58,9 +62,10 @@ def scatter_step(
         buffer = staging.acquire(timeout_s)
         try:
             with torch.inference_mode(), copier.copying(after):
-                _gather(pool, part, layers, heads, buffer)
+                _gather(pool, part, length, layers, heads, buffer)
                 buffer.copy_to_host(len(part) * row_bytes)
-            chunks = _seal(part, buffer.payload(len(part) * row_bytes), layers, heads, epoch, pool.layout.dtype)
+            payload = buffer.payload(len(part) * row_bytes)
+            chunks = _seal(part, length, payload, layers, heads, epoch, pool.layout.dtype)
         except BaseException:
             buffer.release()
             raise
@@ -79,11 +84,16 @@ def owners_of(source: Holding, targets: tuple[Holding, ...]) -> tuple[tuple[str,
     return tuple((move.target, move.layers, move.heads) for move in moves)
 
 
-def _gather(pool: KvPool, cells: Sequence[Cell], layers: LayerRange, heads: Span, buffer: StagingBuffer) -> None:
-    """The cells lie in the buffer: [N, L, C, H, D]."""
+def _gather(
+    pool: KvPool, cells: Sequence[Cell], length: int, layers: LayerRange, heads: Span, buffer: StagingBuffer
+) -> None:
+    """The cells lie in the buffer: [N, L, C, H, T, D]."""
     layer_cells, first_LCH = _strides(pool, layers, heads)
     rows = torch.tensor([place * layer_cells + position for _, place, position in cells])
-    index = (rows[:, None] + first_LCH).reshape(-1).to(pool.device)
+    index = rows[:, None] + first_LCH
+    if length > 1:
+        index = index[..., None] + torch.arange(length)
+    index = index.reshape(-1).to(pool.device)
     flat = pool.cells_LCRHSD.view(-1, pool.layout.head_dim)
     num_bytes = index.numel() * flat.shape[1] * flat.element_size()
     out = buffer.work[:num_bytes].view(flat.dtype).view(-1, flat.shape[1])
@@ -100,7 +110,7 @@ def _strides(pool: KvPool, layers: LayerRange, heads: Span) -> tuple[int, Tensor
 
 
 def _seal(
-    cells: Sequence[Cell], payload: memoryview, layers: LayerRange, heads: Span, epoch: Epoch, dtype: str
+    cells: Sequence[Cell], length: int, payload: memoryview, layers: LayerRange, heads: Span, epoch: Epoch, dtype: str
 ) -> tuple[ChunkHeader, ...]:
     row_bytes = payload.nbytes // len(cells)
     return tuple(
@@ -109,7 +119,7 @@ def _seal(
             row_id=row_id,
             layers=layers,
             heads=heads,
-            positions=(position, position + 1),
+            positions=(position, position + length),
             dtype=dtype,
             payload=payload[index * row_bytes : (index + 1) * row_bytes],
         )
@@ -117,12 +127,12 @@ def _seal(
     )
 
 
-def _check(pool: KvPool, cells: Sequence[Cell], layers: LayerRange, heads: Span) -> None:
+def _check(pool: KvPool, cells: Sequence[Cell], length: int, layers: LayerRange, heads: Span) -> None:
     # The flat index below would read another row's cells without a word.
     for _, place, position in cells:
-        if not (0 <= place < pool.num_rows and 0 <= position < pool.layout.max_length):
+        if not (0 <= place < pool.num_rows and 0 <= position <= pool.layout.max_length - length):
             raise IndexError(
-                f"row {place} position {position} lies outside a pool of {pool.num_rows} rows, "
+                f"row {place} positions [{position}, {position + length}) lie outside a pool of {pool.num_rows} rows, "
                 f"{pool.layout.max_length} positions"
             )
     inside = pool.layers.start <= layers.start and layers.stop <= pool.layers.stop

@@ -22,7 +22,7 @@ from dejavu.kv.pool import KvPool
 from dejavu.kv.route import Move, RowSpan, route_from
 from dejavu.kv.scatter import Region, Staged, pool_region, scatter
 from dejavu.kv.staging import StagingRing, StagingTimeout
-from dejavu.kv.steps import owners_of, scatter_step
+from dejavu.kv.steps import MOST_POSITIONS, owners_of, scatter_step
 from dejavu.kv.stream_setup import PoolRow, StreamSetup
 
 RegionsByOwner: TypeAlias = Mapping[str, Sequence[Region]]
@@ -95,13 +95,15 @@ def stream_out_rows(
 ) -> Streamed:
     """Positions of some of the pool's rows, in all its layers or in ``layers``, are on their way to their owners.
 
-    A step of a microbatch is one position of each of its rows; ``mark`` names it and goes with the last message to
-    each owner. As ``stream_out`` otherwise.
+    Steps of a microbatch are the same few positions of each of its rows; ``mark`` names the newest and goes with the
+    last message to each owner. As ``stream_out`` otherwise.
     Raises IndexError for cells outside the pool as well.
     """
     layers = layers or setup.source.layers
     source = setup.source_of(layers)
-    owners = owners_of(source, setup.targets) if all(row.span.length == 1 for row in rows) else None
+    lengths = {row.span.length for row in rows}
+    length = lengths.pop() if len(lengths) == 1 else MOST_POSITIONS + 1
+    owners = owners_of(source, setup.targets) if length <= MOST_POSITIONS else None
     if owners is None:
         by_owner = pool_regions(pool, rows, setup, layers)
         return stream_regions(
@@ -119,6 +121,7 @@ def stream_out_rows(
             cluster=setup.cluster,
             epoch=setup.epoch,
             copier=copier or CpuCopier(),
+            length=length,
             after=after,
             timeout_s=timeout_s,
         )

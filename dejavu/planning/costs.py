@@ -9,6 +9,10 @@ from typing import Protocol
 class Costs(Protocol):
     """Times of one machine that holds the whole model. A stage of a pipeline of depth d takes a d-th of them."""
 
+    @property
+    def source(self) -> str:
+        """For people: who measured the times, or what they were computed from."""
+
     def prompt_time_s(self, rows: int, tokens: float) -> float:
         """Y: ``rows`` prompts of ``tokens`` tokens each, together."""
 
@@ -28,6 +32,11 @@ class GivenCosts:
     """Y of ``rows`` rows."""
     whole_token_time_s: float
     """t."""
+
+    @property
+    def source(self) -> str:
+        """For people: what the times were computed from."""
+        return "profile.prompt_time_s and profile.token_time_s"
 
     def prompt_time_s(self, rows: int, tokens: float) -> float:
         """Y: in proportion to the rows."""

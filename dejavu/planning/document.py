@@ -157,7 +157,7 @@ def _profile(question: Question) -> Document:
     times = question.times
     return {
         "kind": times.kind,
-        "source": times.source,
+        "source": times.costs.source,
         "licence": times.licence,
         "held_out": asdict(times.held_out) if times.held_out else None,
     }

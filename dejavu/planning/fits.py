@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class FitCosts:
     """Coefficients in seconds. Nothing is below 0, although a fit may be."""
 
+    source: str
+    """For people: who measured the times."""
     prompt_fit: tuple[float, float, float]
     """a + b·S + c·Q, S the sum of the prompts' lengths and Q that of their squares."""
     step_fit: tuple[float, float, float]

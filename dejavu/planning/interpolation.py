@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import TypeAlias
 
@@ -21,11 +22,17 @@ Point: TypeAlias = tuple[int, float, float]
 class PointCosts:
     """Times of a model on one machine out of at least one point of each kind, all of them above 0. Immutable."""
 
-    def __init__(self, prompt_points: Sequence[Point], step_points: Sequence[Point]) -> None:
+    def __init__(self, source: str, prompt_points: Sequence[Point], step_points: Sequence[Point]) -> None:
+        self._source = source
         self.prompt_points = tuple(prompt_points)
         self.step_points = tuple(step_points)
         self._prompt_curve = _prompt_curve(prompt_points)
         self._step_lines = _step_lines(step_points)
+
+    @property
+    def source(self) -> str:
+        """For people: who measured the times."""
+        return self._source
 
     def prompt_time_s(self, rows: int, tokens: float) -> float:
         """Y; beyond the points in proportion to the tokens."""
@@ -101,7 +108,7 @@ def between(curve: Mapping[float, float], at: float, *, beyond: float) -> float:
     known = sorted(curve)
     if at <= 0:
         return 0.0 if beyond > 0 else curve[known[0]]
-    for left, right in zip(known, known[1:], strict=False):
+    for left, right in pairwise(known):
         if left <= at <= right:
             share = math.log(at / left) / math.log(right / left)
             return math.exp((1 - share) * math.log(curve[left]) + share * math.log(curve[right]))
@@ -135,7 +142,7 @@ def _prompt_errors(costs: PointCosts) -> list[float]:
         rest = [*points[:index], *points[index + 1 :]]
         totals = [point[0] * point[1] for point in rest]
         if totals and min(totals) <= rows * tokens <= max(totals):
-            left = PointCosts(rest, costs.step_points)
+            left = PointCosts("", rest, costs.step_points)
             errors.append(abs(left.prompt_time_s(rows, tokens) / seconds - 1))
     return errors
 
@@ -146,6 +153,6 @@ def _step_errors(costs: PointCosts) -> list[float]:
         rest = [*points[:index], *points[index + 1 :]]
         counts = [point[0] for point in rest]
         if counts and min(counts) <= rows <= max(counts):
-            left = PointCosts(costs.prompt_points, rest)
+            left = PointCosts("", costs.prompt_points, rest)
             errors.append(abs(left.step_time_s(rows, context) / seconds - 1))
     return errors

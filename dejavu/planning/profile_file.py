@@ -93,20 +93,23 @@ def choose_published(
         wanted = (hardware, devices, engine or profile.engine)
         if (profile.hardware, profile.devices, profile.engine) == wanted:
             return file, profile
+    suffix = f" ({engine})" if engine else ""
     there = sorted({f"{one.devices} x {one.hardware} ({one.engine})" for _, one in of_model})
     raise ConfigError(
-        f"profile=published knows nothing of model={model} on {devices} x {hardware}{f' ({engine})' if engine else ''}\n"
+        f"profile=published knows nothing of model={model} on {devices} x {hardware}{suffix}\n"
         f"there are: {', '.join(there)}\nset cluster.devices_per_machine, profile.hardware and profile.engine"
     )
 
 
-def profile_costs(profile: Profile) -> PointCosts | FitCosts:
+def profile_costs(file: ProfileFile, profile: Profile) -> PointCosts | FitCosts:
     """Times out of the profile. Raises ConfigError for one that has neither points nor fits of both kinds."""
+    source = f"{profile.label}. {file.source}"
     if profile.prompt_points and profile.step_points:
-        return PointCosts(profile.prompt_points, profile.step_points)
+        return PointCosts(source, profile.prompt_points, profile.step_points)
     if profile.prompt_fit is None or profile.step_fit is None:
         raise ConfigError(f"the profile of {profile.label} has no times of prompts and of steps")
     return FitCosts(
+        source=source,
         prompt_fit=profile.prompt_fit,
         step_fit=profile.step_fit,
         many_rows_fit=profile.many_rows_fit or profile.step_fit,

@@ -34,6 +34,11 @@ class RooflineCosts:
     device: Device
     num_devices: int = 1
 
+    @property
+    def source(self) -> str:
+        """For people: what the times were computed from."""
+        return f"{self.num_devices} x {self.device.label}"
+
     def prompt_time_s(self, rows: int, tokens: float) -> float:
         """Y: every layer for every token, attention over the tokens before it, the head for the last token alone."""
         shape = self.shape

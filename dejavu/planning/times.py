@@ -1,4 +1,4 @@
-"""The times that a plan is made from, and all that is to be said of them."""
+"""The times that a plan is made from, and what is to be said of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ class Times:
 
     kind: TimesKind
     costs: Costs
-    source: str
-    """For people: who measured it, or what it was computed from."""
     licence: str | None = None
     held_out: HeldOut | None = None
     """Of times that are interpolated."""
@@ -27,11 +25,10 @@ class Times:
 
 def times_of_profile(kind: TimesKind, file: ProfileFile, profile: Profile) -> Times:
     """Times out of a profile. Raises ConfigError for one without times."""
-    costs = profile_costs(profile)
+    costs = profile_costs(file, profile)
     return Times(
         kind=kind,
         costs=costs,
-        source=f"{profile.label}. {file.source}",
         licence=file.licence,
         held_out=held_out_error(costs) if isinstance(costs, PointCosts) else None,
     )

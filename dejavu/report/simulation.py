@@ -72,6 +72,8 @@ class SimulatedRun:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why requests were not served, by id."""
     repairs: Sequence[Facts] = ()
+    faults_left: int = 0
+    """Declared faults whose moment had not come when the last request ended."""
     makespan_without_failures_s: float | None = None
     """None: there were none."""
     sent_bytes: int = 0
@@ -126,6 +128,7 @@ def document(run: SimulatedRun) -> Facts:
         "stages": [_worker_facts(worker, run.makespan_s) for worker in run.workers],
         "kv": {"sent_bytes": run.sent_bytes, "most_waiting_bytes": run.most_waiting_bytes},
         "repairs": run.repairs,
+        "faults_left": run.faults_left,
         "recomputed": recomputed(run),
         "makespan_without_failures_s": run.makespan_without_failures_s,
         "lost_s": run.lost_s,
@@ -201,6 +204,8 @@ def summary_lines(run: SimulatedRun) -> list[str]:
         lines.append(f"cost {run.cost:.4g}")
     if run.refused:
         lines.append(f"{show_count(len(run.refused), 'request')} refused (simulation.json says why)")
+    if run.faults_left:
+        lines.append(f"{show_count(run.faults_left, 'fault')} had not come when the last request ended")
     if run.repairs:
         again = recomputed(run)
         lines.append(

@@ -50,7 +50,7 @@ class SimulatedCluster:
         """Of the open requests whose prompts were sent."""
         self.steps: dict[int, int] = {}
         """The last finished step of each token microbatch."""
-        self.last_token_s = 0.0
+        self.last_token_s: float | None = None
         self.sent_bytes = 0
         """By epochs that are over."""
         self._costs = costs

@@ -34,7 +34,7 @@ class RepairRecord:
     resumed_s: float | None = None
     """When the next token came."""
     pause_s: float | None = None
-    """From the last token before it to the first after it."""
+    """From the last token before it to the first after it; None where there was none before."""
     rows: dict[str, int] = field(default_factory=dict)
     """By how they went on."""
     prompt_tokens_recomputed: int = 0
@@ -60,7 +60,7 @@ class Repairs:
         """While no epoch is in force: what lay where as the last one ended, without what died since."""
         self._plan: Plan | None = None
         """The one that is being formed."""
-        self._last_token_s = 0.0
+        self._last_token_s: float | None = None
 
     def kill(self, worker: WorkerName) -> None:
         """The worker is dead, and what it held is lost. A worker that is dead or unknown already: nothing happens."""
@@ -85,7 +85,8 @@ class Repairs:
         record = self.records[-1] if self.records else None
         if record is not None and record.formed_s is not None and record.resumed_s is None:
             record.resumed_s = self._cluster.engine.now_s
-            record.pause_s = record.resumed_s - self._last_token_s
+            if self._last_token_s is not None:
+                record.pause_s = record.resumed_s - self._last_token_s
 
     def _record(self, worker: WorkerName) -> RepairRecord:
         """The repair that is going on, or a new one."""

@@ -76,6 +76,8 @@ class SimulationResult:
     """From the start to the last request's end."""
     workers: Mapping[WorkerName, WorkerTimes]
     repairs: tuple[RepairRecord, ...]
+    faults_left: int
+    """Declared faults whose moment had not come when the last request ended."""
     sent_bytes: int
     """KV that went from worker to worker."""
     most_waiting_bytes: int
@@ -112,6 +114,7 @@ class _Simulation:
         self._trace = Trace(setting.most_spans)
         self._setting = setting
         self._ended = _Ended()
+        self._schedules: list[FaultSchedule] = []
         self._num_open = 0
         self._queue: deque[Request] = deque()
         self._clusters = [self._cluster(number) for number in range(setting.replicas)]
@@ -139,7 +142,8 @@ class _Simulation:
         plan = _numbered(setting.plan, number)
         names = {*plan.workers, *plan.standby}
         schedule = FaultSchedule([fault for fault in setting.faults if fault.worker in names])
-        schedule.began(0.0)
+        at_once = schedule.began(0.0)
+        self._schedules.append(schedule)
         cluster = SimulatedCluster(
             plan,
             setting.costs,
@@ -150,6 +154,8 @@ class _Simulation:
             may_grow=setting.may_grow,
             ended=self._end,
         )
+        if at_once:
+            self._engine.at(0.0, lambda: cluster.strike(at_once))
         self._watch(schedule, cluster)
         return cluster
 
@@ -226,6 +232,7 @@ class _Simulation:
             makespan_s=self._ended.last_s,
             workers={name: owner.stations[name].times for name, owner in self._owners.items()},
             repairs=tuple(sorted(records, key=lambda record: record.failed_s)),
+            faults_left=sum(schedule.num_waiting for schedule in self._schedules),
             sent_bytes=sum(cluster.total_sent_bytes for cluster in self._clusters),
             most_waiting_bytes=sum(cluster.most_waiting_bytes for cluster in self._clusters),
             num_events=self._engine.num_events,

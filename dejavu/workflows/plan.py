@@ -118,7 +118,7 @@ def _given(profile: ProfileConfig, rows: int) -> Times:
     if profile.prompt_time_s is None or profile.token_time_s is None:
         raise ConfigError("profile=given needs profile.prompt_time_s and profile.token_time_s")
     costs = GivenCosts(rows=rows, whole_prompt_time_s=profile.prompt_time_s, whole_token_time_s=profile.token_time_s)
-    return Times(kind="given", costs=costs, source="profile.prompt_time_s and profile.token_time_s")
+    return Times(kind="given", costs=costs)
 
 
 def _roofline(profile: ProfileConfig, shape: ModelShape, num_devices: int) -> Times:
@@ -134,7 +134,6 @@ def _roofline(profile: ProfileConfig, shape: ModelShape, num_devices: int) -> Ti
     return Times(
         kind="roofline",
         costs=RooflineCosts(shape=shape, device=device, num_devices=num_devices),
-        source=f"{num_devices} x {device.label}",
     )
 
 

@@ -41,14 +41,10 @@ def _sections(answer: Answer) -> Iterable[RenderableType]:
 
 
 def _decision(chosen: Candidate) -> str:
-    swapping = ", swapping" if chosen.swapping else ""
-    rows = show_count(chosen.rows, "row")
     if chosen.mode == "colocated":
-        return f"Colocated: {show_count(chosen.prompt_depth, 'stage')}, microbatches of {rows}{swapping}"
-    return (
-        f"Disaggregated: prompts on {show_count(chosen.prompt_depth, 'machine')}, tokens on "
-        f"{show_count(chosen.token_depth, 'machine')}, microbatches of {rows}{swapping}"
-    )
+        return f"Colocated: prompts and tokens on {show_count(chosen.prompt_depth, 'machine')}"
+    prompt, token = show_count(chosen.prompt_depth, "machine"), show_count(chosen.token_depth, "machine")
+    return f"Disaggregated: prompts on {prompt}, tokens on {token}"
 
 
 def _promise(answer: Answer, chosen: Candidate) -> RenderableType:
@@ -57,6 +53,8 @@ def _promise(answer: Answer, chosen: Candidate) -> RenderableType:
     lines = Table.grid(padding=(0, 2))
     lines.add_column(no_wrap=True, style="dim")
     lines.add_column(overflow="fold")
+    swapping = ", swapped to host memory" if chosen.swapping else ""
+    lines.add_row("microbatches", f"{show_count(chosen.rows, 'row')}{swapping}")
     speed = f"{show_rate(prediction.requests_per_s, 'requests')}, {show_rate(prediction.tokens_per_s, 'tokens')}"
     lines.add_row("throughput", Text(speed, style="bold green"))
     per_token = show_seconds(prediction.normalized_latency_s)
@@ -65,9 +63,9 @@ def _promise(answer: Answer, chosen: Candidate) -> RenderableType:
         lines.add_row("cost", _cost(prediction))
     inputs = formulas.inputs
     lines.add_row("times", f"Y {show_seconds(inputs.prompt_time_s)}, t {show_seconds(inputs.token_time_s)}")
-    lines.add_row("", f"{question.times.kind}: {question.times.source}")
+    lines.add_row("", f"{question.times.kind}: {first_sentence(question.times.costs.source)}")
     if question.times.held_out is not None and question.times.held_out.median_error is not None:
-        lines.add_row("", _held_out(question.times.held_out))
+        lines.add_row("", held_out_line(question.times.held_out))
     split = "" if formulas.prompt_depth is None else f" ({formulas.prompt_depth} + {formulas.token_depth})"
     lines.add_row(
         "formulas",
@@ -82,9 +80,15 @@ def _promise(answer: Answer, chosen: Candidate) -> RenderableType:
     return Padding(lines, (1, 0, 1, 0))
 
 
-def _held_out(error: HeldOut) -> str:
+def held_out_line(error: HeldOut) -> str:
+    """How well times can be interpolated; there is at least one point that could be left out."""
     median, most = show_share(error.median_error), show_share(error.max_error)
     return f"interpolation is off by {median} (median) and {most} (most) at {error.num_points} points left out"
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first full stop that a space follows; plan.json has it all."""
+    return text.partition(". ")[0]
 
 
 def _cost(prediction: Prediction) -> str:

@@ -112,6 +112,7 @@ def declared(config: Config) -> Declared:
         streaming=StreamingLevel(strategy.streaming.value),
         stream_to=_STREAM_TARGETS[strategy.stream_to],
         replication=strategy.replication,
+        copy_steps=strategy.copy_steps,
         recovery=_RECOVERY_TIERS[strategy.recovery],
         num_standby=strategy.standby,
     )

@@ -91,6 +91,7 @@ def simulated_run(config: Config, simulated: Simulated, result: SimulationResult
         ],
         refused=simulated.refused,
         repairs=[asdict(record) for record in result.repairs],
+        faults_left=result.faults_left,
         makespan_without_failures_s=without_s,
         sent_bytes=result.sent_bytes,
         most_waiting_bytes=result.most_waiting_bytes,

@@ -8,6 +8,7 @@ from dejavu.config import WorkloadConfig, WorkloadKind
 from dejavu.errors import ConfigError
 from dejavu.workload.codec import Codec
 from dejavu.workload.loading import load, trace_lengths
+from dejavu.workload.synthetic import new_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,4 +48,5 @@ def _synthetic(workload: WorkloadConfig) -> list[RequestLength]:
     num_requests, prompt, new = workload.num_requests, workload.prompt_tokens, workload.max_tokens
     if num_requests is None or prompt is None or new is None:
         raise ConfigError("workload=synthetic needs workload.num_requests, .prompt_tokens and .max_tokens")
-    return [RequestLength(prompt=prompt, new=new)] * num_requests
+    lengths = new_tokens(num_requests, new, workload.median_tokens, workload.sigma, workload.seed)
+    return [RequestLength(prompt=prompt, new=length) for length in lengths]

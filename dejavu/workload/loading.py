@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from dejavu.config import WorkloadConfig, WorkloadKind
+from dejavu.config import BadLines, WorkloadConfig, WorkloadKind
 from dejavu.config.paths import require_file
 from dejavu.errors import ConfigError
 from dejavu.ids import RequestId
@@ -14,8 +15,10 @@ from dejavu.workload.arrivals import poisson_times, with_arrivals
 from dejavu.workload.codec import Codec
 from dejavu.workload.lines import read_lines
 from dejavu.workload.prompts import built_in_file, requests_from_lines
-from dejavu.workload.synthetic import TokenSource
-from dejavu.workload.traces import read_trace
+from dejavu.workload.synthetic import TokenSource, new_tokens
+from dejavu.workload.traces import Trace, read_trace
+
+logger = logging.getLogger(__name__)
 
 
 def check(workload: WorkloadConfig) -> None:
@@ -27,7 +30,7 @@ def check(workload: WorkloadConfig) -> None:
     if workload.kind is WorkloadKind.file:
         read_lines(_file(workload), workload.num_requests)
     elif workload.kind is WorkloadKind.trace:
-        read_trace(_file(workload), workload.num_requests)
+        _trace(workload)
 
 
 def load(
@@ -90,29 +93,39 @@ def _synthetic(workload: WorkloadConfig, source: TokenSource) -> list[Request]:
     num_requests, prompt_tokens, max_tokens = workload.num_requests, workload.prompt_tokens, workload.max_tokens
     if num_requests is None or prompt_tokens is None or max_tokens is None:
         raise ConfigError("workload=synthetic needs workload.num_requests, .prompt_tokens and .max_tokens")
+    lengths = new_tokens(num_requests, max_tokens, workload.median_tokens, workload.sigma, workload.seed)
     return [
         Request(
             id=RequestId(f"synthetic-{index}"),
             prompt_tokens=source.draw(index, prompt_tokens),
-            max_tokens=max_tokens,
+            max_tokens=length,
             ignore_eos=workload.ignore_eos,
         )
-        for index in range(num_requests)
+        for index, length in enumerate(lengths)
     ]
+
+
+def _trace(workload: WorkloadConfig) -> Trace:
+    return read_trace(_file(workload), workload.num_requests, skip_bad=workload.bad_lines is BadLines.skip)
+
+
+def _told(trace: Trace) -> Trace:
+    """The trace; that lines of it were left out is in the log and on the terminal."""
+    if trace.complaint is not None:
+        logger.warning("%s", trace.complaint)
+    return trace
 
 
 def trace_lengths(workload: WorkloadConfig) -> list[tuple[int, int]]:
     """Prompt and new tokens of each entry that asks for both, cut to the declared most. Raises ConfigError."""
-    entries = read_trace(_file(workload), workload.num_requests)
     return [
         (_capped(entry.prompt_tokens, workload.prompt_tokens), _capped(entry.output_tokens, workload.max_tokens))
-        for entry in entries
+        for entry in _told(_trace(workload)).entries
         if _refusal(entry.prompt_tokens, entry.output_tokens) is None
     ]
 
 
 def _from_trace(workload: WorkloadConfig, source: TokenSource) -> list[Request]:
-    entries = read_trace(_file(workload), workload.num_requests)
     return [
         Request(
             id=RequestId(f"trace-{index}"),
@@ -122,7 +135,7 @@ def _from_trace(workload: WorkloadConfig, source: TokenSource) -> list[Request]:
             arrival_s=entry.arrival_s,
             refusal=_refusal(entry.prompt_tokens, entry.output_tokens),
         )
-        for index, entry in enumerate(entries)
+        for index, entry in enumerate(_told(_trace(workload)).entries)
     ]
 
 

@@ -1,12 +1,27 @@
-"""Prompts of random token ids with lengths that are given."""
+"""Prompts of random token ids with lengths that are given, and lengths of answers out of a distribution."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Collection
 
 import numpy as np
 
 from dejavu.errors import ConfigError
+
+
+def new_tokens(num_requests: int, most: int, median: float | None, sigma: float, seed: int) -> list[int]:
+    """How long the answer to each of the requests is: ``most``; or, with a median, drawn and cut to [1, most].
+
+    Lengths are lognormal: their logarithms have the standard deviation ``sigma``. The same seed gives the same
+    lengths, and a longer run begins like a shorter one.
+    """
+    if median is None:
+        return [most] * num_requests
+    draw = random.Random(f"lengths {seed}")
+    location = math.log(median)
+    return [min(most, max(1, round(draw.lognormvariate(location, sigma)))) for _ in range(num_requests)]
 
 
 class TokenSource:

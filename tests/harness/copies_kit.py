@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dejavu.clock import Clock
 from dejavu.control.ring import StepRow
 from dejavu.engine.copies import Copies
 from dejavu.engine.messages import PromptRow
@@ -113,7 +114,10 @@ def copies_of(
     disk: FakeDisk | None = None,
     rows: PoolRows | None = None,
     lost: deque[RowId] | None = None,
+    *,
+    copy_steps: int = 1,
+    clock: Clock | None = None,
 ) -> Copies:
     """Copies of ``written_rows``."""
     rows, lost = rows or written_rows(), deque() if lost is None else lost
-    return Copies(streamer, numbered_pool(), rows, lost, disk)  # type: ignore[arg-type]
+    return Copies(streamer, numbered_pool(), rows, lost, disk, copy_steps=copy_steps, clock=clock)  # type: ignore[arg-type]

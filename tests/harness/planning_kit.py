@@ -61,7 +61,6 @@ def asked(
         times=Times(
             kind="given",
             costs=costs or GivenCosts(rows=rows, whole_prompt_time_s=prompt_s, whole_token_time_s=token_s),
-            source="a test",
         ),
         rows=rows,
         streaming_overhead=overhead,

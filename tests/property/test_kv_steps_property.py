@@ -48,7 +48,9 @@ def contents(messages: list[Staged]) -> list[tuple[ChunkHeader, bytes]]:
     return found
 
 
-def step(step_cells: list[Cell], layers: LayerRange, heads: tuple[int, int], staging: StagingRing) -> list[Staged]:
+def step(
+    step_cells: list[Cell], layers: LayerRange, heads: tuple[int, int], staging: StagingRing, length: int = 1
+) -> list[Staged]:
     return list(
         scatter_step(
             pool(),
@@ -59,23 +61,25 @@ def step(step_cells: list[Cell], layers: LayerRange, heads: tuple[int, int], sta
             cluster="c",
             epoch=Epoch(2),
             copier=CpuCopier(),
+            length=length,
         )
     )
 
 
-@given(cells=cells, layers=spans(1, 6), heads=spans(1, 4), rows_per_message=st.integers(1, 4))
-def test_a_step_is_what_a_region_for_each_row_would_be(
-    cells: list[Cell], layers: tuple[int, int], heads: tuple[int, int], rows_per_message: int
+@given(cells=cells, layers=spans(1, 6), heads=spans(1, 4), rows_per_message=st.integers(1, 4), length=st.integers(1, 5))
+def test_steps_are_what_a_region_for_each_row_would_be(
+    cells: list[Cell], layers: tuple[int, int], heads: tuple[int, int], rows_per_message: int, length: int
 ) -> None:
+    cells = [(row_id, place, min(position, LAYOUT.max_length - length)) for row_id, place, position in cells]
     held = LayerRange(*layers)
     regions = [
-        pool_region(pool(), place, row_id, layers=held, heads=heads, positions=(position, position + 1))
+        pool_region(pool(), place, row_id, layers=held, heads=heads, positions=(position, position + length))
         for row_id, place, position in cells
     ]
     general = scatter(regions, StagingRing(8, 1 << 16), cluster="c", epoch=Epoch(2), dtype="float32")
     row_bytes = regions[0].nbytes
     staging = StagingRing(8, rows_per_message * row_bytes)
-    messages = step(cells, held, heads, staging)
+    messages = step(cells, held, heads, staging, length)
     assert len(messages) == -(-len(cells) // rows_per_message)
     assert contents(messages) == contents(list(general))
     assert staging.num_out == 0
@@ -83,7 +87,7 @@ def test_a_step_is_what_a_region_for_each_row_would_be(
 
 @pytest.mark.parametrize("cell", [(RowId(1), NUM_ROWS, 0), (RowId(1), 0, LAYOUT.max_length), (RowId(1), -1, 0)])
 def test_a_cell_outside_the_pool_is_refused(cell: Cell) -> None:
-    with pytest.raises(IndexError, match="lies outside a pool of 4 rows, 5 positions"):
+    with pytest.raises(IndexError, match="lie outside a pool of 4 rows, 5 positions"):
         step([cell], HELD, (1, 4), StagingRing(1, 1 << 16))
 
 
@@ -95,5 +99,5 @@ def test_layers_or_heads_outside_the_pool_are_refused() -> None:
 
 
 def test_a_buffer_smaller_than_one_position_is_an_error_of_the_configuration() -> None:
-    with pytest.raises(ConfigError, match="takes 360 bytes, a staging buffer 128"):
+    with pytest.raises(ConfigError, match="take 360 bytes, a staging buffer 128"):
         step([(RowId(1), 0, 0)], HELD, (1, 4), StagingRing(1, 128))

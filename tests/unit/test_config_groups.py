@@ -31,8 +31,10 @@ NEEDS = {
     "model=hub": ["model.name=owner/name"],
     "workload=file": ["workload.path=prompts.jsonl"],
     "workload=trace": ["workload.path=trace.csv"],
+    "profile=measured": ["profile.path=profile.json"],
     "workflow=streaming": ["experiment=fig11"],
     "workflow=plan": ["profile.prompt_time_s=1", "profile.token_time_s=0.1"],
+    "workflow=simulate": ["profile.prompt_time_s=1", "profile.token_time_s=0.1"],
     "model=shape": [
         f"model.shape.{key}=8" for key in ("num_layers", "hidden_size", "num_heads", "feed_forward_size", "vocab_size")
     ],

@@ -8,7 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from dejavu.config import Config, Device, StoreKind, StrategyMode, WorkloadKind, check_paths, validate
+from dejavu.config import (
+    BadLines,
+    Config,
+    Device,
+    ProfileKind,
+    ShapeConfig,
+    StoreKind,
+    StrategyMode,
+    WorkflowName,
+    WorkloadKind,
+    check_paths,
+    validate,
+)
+from dejavu.config.fault import KillFault
 from dejavu.errors import ConfigError
 
 Change = Callable[[Config], None]
@@ -89,6 +102,22 @@ def test_the_schemas_defaults_are_valid() -> None:
         ("workload.rate", math.nan),
         ("workload.rate", None),
         ("workload.seed", 2**63),
+        ("workload.sigma", 1.0),
+        ("workload.sigma", math.nan),
+        ("workload.median_tokens", 100.0),
+        ("workload.bad_lines", BadLines.skip),
+        ("cluster.num_machines", 0),
+        ("cluster.devices_per_machine", 0),
+        ("cluster.link_gbps", 0.0),
+        ("cluster.pcie_gbps", math.nan),
+        ("cluster.price_per_hour", -1.0),
+        ("profile.prompt_time_s", -1.0),
+        ("profile.prompt_time_s", 1.0),
+        ("profile.streaming_overhead", 0.9),
+        ("profile.tflops", 1.0),
+        ("profile.compute_efficiency", 0.0),
+        ("profile.path", "x"),
+        ("model.shape", ShapeConfig(num_layers=3)),
         ("store.timeout_s", -1.0),
         ("store.endpoints", ["a:1"]),
         ("store.user", "me"),
@@ -193,3 +222,45 @@ def test_a_missing_certificate_is_refused_with_its_key(tmp_path: Path) -> None:
     config.store.ca_cert = str(tmp_path / "ca.pem")
     with pytest.raises(ConfigError, match=r"store\.ca_cert=.*no such file"):
         check_paths(config)
+
+
+def test_of_two_times_both_must_be_given() -> None:
+    assert "without profile.token_time_s" in refusal(put("profile.prompt_time_s", 1.0))
+    config = valid()
+    config.profile.prompt_time_s = config.profile.token_time_s = 1.0
+    validate(config)
+    assert config.profile.effective_kind is ProfileKind.given
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        (ProfileKind.given, "prompt_time_s"),
+        (ProfileKind.measured, "path"),
+        (ProfileKind.published, "hardware"),
+        (ProfileKind.roofline, "hardware"),
+    ],
+)
+def test_a_plan_needs_what_its_profile_is_made_of(kind: ProfileKind, missing: str) -> None:
+    message = refusal(put("workflow.name", WorkflowName.plan), put("profile.kind", kind))
+    assert f"profile={kind.value} needs profile.{missing}" in message
+
+
+def test_a_plan_takes_no_faults() -> None:
+    config = valid()
+    config.workflow.name = WorkflowName.plan
+    config.profile.prompt_time_s = config.profile.token_time_s = 1.0
+    config.fault.kill = [KillFault(worker="w0", step=1)]
+    with pytest.raises(ConfigError, match="fault is for"):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_layers", 0), ("num_heads", 3), ("num_kv_heads", 5), ("feed_forward_matrices", 4), ("vocab_size", 0)],
+)
+def test_sizes_that_make_no_model_are_refused(key: str, value: int) -> None:
+    shape = ShapeConfig(num_layers=2, hidden_size=8, num_heads=4, feed_forward_size=16, vocab_size=10)
+    setattr(shape, key, value)
+    message = refusal(put("model.kind", "shape"), put("model.shape", shape))
+    assert f"model.shape.{key}={value}" in message

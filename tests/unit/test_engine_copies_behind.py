@@ -21,7 +21,7 @@ def test_a_row_whose_prompt_copy_was_lost_sends_all_of_it_with_its_next_step() -
     copies.step(0, 1, [step_row(A, 0, 3), step_row(B, 1, 5)])
     copies.step(0, 2, [step_row(A, 0, 4)])
     assert [rows for _, rows, _, _ in streamer.calls] == [
-        (pool_row(A, 0, 4), pool_row(B, 1, 1, 5)),
+        (pool_row(A, 0, 4), pool_row(B, 3, 1, 5)),
         (pool_row(A, 0, 1, 4),),
     ]
     assert not lost

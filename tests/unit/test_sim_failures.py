@@ -125,6 +125,17 @@ def test_a_kill_at_a_step_strikes_when_that_step_is_over() -> None:
     assert repair.failed_s == pytest.approx(7.0 + 50 * 0.04, abs=0.1)
 
 
+def test_a_kill_at_the_very_start_strikes() -> None:
+    (repair,) = run("replica", killed("w1", 0.0)).repairs
+
+    assert repair.failed_s == 0.0
+    assert repair.pause_s is None, "no token came before it"
+
+
+def test_a_fault_that_never_comes_is_counted() -> None:
+    assert run("replica", killed("w1", 1e6)).faults_left == 1
+
+
 def test_a_dead_prompt_stage_costs_only_the_prompts_that_were_under_way() -> None:
     plan = sim_plan("disaggregated", split=(1, 1), in_flight=2)
     setting = Setting(plan=plan, costs=costs(1.0, 0.1), machinery=MACHINERY, faults=[killed("w0", 1.5)])

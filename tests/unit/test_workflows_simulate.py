@@ -1,0 +1,194 @@
+"""``workflow=simulate`` from the command line to its files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dejavu.cli.interruption import Interruption
+from dejavu.clock import SystemClock
+from dejavu.report.timeline import read_timeline
+from dejavu.run import run
+
+ORIGINALS = json.loads((Path(__file__).parent.parent / "data" / "original_simulators.json").read_text(encoding="utf-8"))
+FOUR_STAGES = ("strategy=colocated", "strategy.stages=4", "strategy.scheduling=microbatch")
+SMALL = (
+    "workflow=simulate",
+    "model=opt-13b",
+    "profile.prompt_time_s=1",
+    "profile.token_time_s=0.04",
+    "workload=synthetic",
+    "workload.num_requests=24",
+    "workload.prompt_tokens=100",
+    "workload.max_tokens=20",
+)
+
+
+def simulated(folder: Path, *overrides: str) -> int:
+    """The exit code; the run's files are in ``folder``."""
+    return run([f"hydra.run.dir={folder}", *overrides], Interruption(SystemClock()))
+
+
+def document(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "simulation.json").read_text(encoding="utf-8"))
+    return found
+
+
+def trace_file(folder: Path, tokens: list[int]) -> Path:
+    """A trace of requests that all come at once, in order."""
+    path = folder / "trace.jsonl"
+    lines = [json.dumps({"timestamp": 0, "input_length": 1, "output_length": new}) for new in tokens]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_disaggregated_run_leaves_all_its_files(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    split = ("strategy=disaggregated", "strategy.split.prompt=2", "strategy.split.token=2")
+
+    assert simulated(out, *SMALL, *split, "cluster.link_gbps=40", "cluster.price_per_hour=3.6") == 0
+
+    facts = document(out)
+    assert facts["mode"] == "disaggregated"
+    assert len(facts["finish_s"]) == 24
+    assert max(facts["finish_s"]) == facts["makespan_s"]
+    assert facts["tokens"] == 24 * 20
+    assert facts["cost"] == pytest.approx(4 * facts["makespan_s"] * 3.6 / 3600)
+    for stage in facts["stages"]:
+        assert stage["busy_s"] + stage["idle_s"] == pytest.approx(facts["makespan_s"])
+        assert stage["busy_share"] == pytest.approx(stage["busy_s"] / facts["makespan_s"])
+    assert [stage["pipeline"] for stage in facts["stages"]] == ["prompt", "prompt", "token", "token"]
+    assert read_timeline(out / "timeline.json").traceEvents
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((out / "plan.json").read_text())["mode"] == "disaggregated"
+    with (out / "table.csv").open() as file:
+        assert [row["worker"] for row in csv.DictReader(file)] == ["w0", "w1", "w2", "w3"]
+    with (out / "requests.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 24
+
+
+def test_failures_say_what_they_cost(tmp_path: Path) -> None:
+    kill = "fault.kill=[{worker: w1, at_s: 0.8}]"
+
+    assert simulated(tmp_path / "out", *SMALL, *FOUR_STAGES, "strategy.replication=1", kill) == 0
+
+    facts = document(tmp_path / "out")
+    (repair,) = facts["repairs"]
+    assert repair["workers"] == ["w1"]
+    assert facts["lost_s"] == pytest.approx(facts["makespan_s"] - facts["makespan_without_failures_s"])
+    assert facts["lost_s"] > 2.0
+    assert facts["recomputed"].keys() == {"prompt_tokens_recomputed", "tokens_replayed"}
+
+
+def test_replicas_have_workers_of_their_own(tmp_path: Path) -> None:
+    assert simulated(tmp_path / "out", *SMALL, "strategy=colocated", "strategy.stages=2", "simulate.replicas=3") == 0
+
+    facts = document(tmp_path / "out")
+    assert [(stage["worker"], stage["stage"]) for stage in facts["stages"]] == [
+        (f"w{number}", number % 2) for number in range(6)
+    ]
+
+
+@pytest.mark.parametrize("case", ORIGINALS["cases"], ids=lambda case: case["name"][0])
+def test_the_reference_mode_ends_when_the_original_simulator_does(tmp_path: Path, case: dict[str, Any]) -> None:
+    path, depth, expected = trace_file(tmp_path, case["trace"]), case["num_machines"], case["colocated"]
+
+    code = simulated(
+        tmp_path / "out",
+        "workflow=simulate",
+        "simulate.reference=true",
+        "strategy=colocated",
+        f"strategy.stages={depth}",
+        f"profile.prompt_time_s={expected['prompt_ms'] * depth / 1e3}",
+        f"profile.token_time_s={expected['token_ms'] * depth / 1e3}",
+        "workload=trace",
+        f"workload.path={path}",
+        f"workload.rate={case['rate']}",
+    )
+
+    assert code == 0
+    facts = document(tmp_path / "out")
+    assert facts["reference"] is True
+    assert facts["makespan_s"] == pytest.approx(expected["makespan_s"], abs=1e-6)
+    assert facts["finish_s"] == pytest.approx(expected["finish_s"], abs=1e-6)
+
+
+def test_the_reference_mode_delays_tokens_by_the_cache_time(tmp_path: Path) -> None:
+    case = next(case for case in ORIGINALS["cases"] if case["name"].startswith("D"))
+    expected = next(one for one in case["disaggregated"] if one["split"] == [2, 1] and one["cache_ms"] == 50.0)
+
+    code = simulated(
+        tmp_path / "out",
+        "workflow=simulate",
+        "simulate.reference=true",
+        "simulate.cache_time_ms=50",
+        "strategy=disaggregated",
+        "strategy.split.prompt=2",
+        "profile.prompt_time_s=0.06",
+        "profile.token_time_s=0.006",
+        "workload=trace",
+        f"workload.path={trace_file(tmp_path, case['trace'])}",
+    )
+
+    assert code == 0
+    assert document(tmp_path / "out")["finish_s"] == pytest.approx(expected["finish_s"], abs=1e-6)
+
+
+def test_a_request_that_does_not_fit_is_named_and_the_others_are_served(tmp_path: Path) -> None:
+    path = trace_file(tmp_path, [5, 5000, 5])
+
+    code = simulated(
+        tmp_path / "out",
+        "workflow=simulate",
+        "model=opt-13b",
+        "strategy=colocated",
+        "profile.prompt_time_s=1",
+        "profile.token_time_s=0.1",
+        "workload=trace",
+        f"workload.path={path}",
+    )
+
+    assert code == 0
+    facts = document(tmp_path / "out")
+    assert facts["requests"] == {
+        "served": 2,
+        "refused": {"trace-1": "5001 positions exceed the model's max_length 2048"},
+    }
+
+
+def test_a_stage_that_does_not_fit_its_machine_is_infeasible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulated(tmp_path / "out", *SMALL, "strategy=colocated", "cluster.device_memory_gb=16") == 3
+
+    assert "infeasible: colocated stage 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["simulate.cache_time_ms=5"], "simulate.cache_time_ms=5: is for simulate.reference=true"),
+        (["simulate.reference=true", "simulate.replicas=2"], "the original simulators know no replicas"),
+        (["simulate.swapping=true"], "simulate.swapping=true needs cluster.pcie_gbps"),
+        (["simulate.replicas=0"], "simulate.replicas=0: must be from 1 to 1000"),
+        (["simulate.failures_per_hour=-1"], "simulate.failures_per_hour=-1: must be at least 0"),
+        (["fault.stop=[{worker: w0, at_s: 1}]"], "workflow=simulate knows deaths alone"),
+        (["fault.kill=[{worker: w0, phase: prompt}]"], "workflow=simulate takes at_s or step"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], reason: str
+) -> None:
+    assert simulated(tmp_path / "out", *SMALL, *overrides) == 2
+
+    assert reason in capsys.readouterr().err
+
+
+def test_simulate_is_refused_for_another_workflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulated(tmp_path / "out", "simulate.replicas=2") == 2
+
+    assert "simulate is for workflow=simulate" in capsys.readouterr().err
