@@ -23,7 +23,9 @@ from dejavu.clock import SystemClock
 from dejavu.control.member import Member, MemberState, encode_json
 from dejavu.control.plan import Place, Plan
 from dejavu.engine.cluster_view import ClusterView
+from dejavu.engine.gaps import in_the_gaps
 from dejavu.engine.injected import InjectedFaults
+from dejavu.engine.lines import read_line
 from dejavu.engine.linking import STOPPED_EARLY, Linking, Superseded
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
 from dejavu.engine.peers import Peers
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 3.0
+_FIRST_EPOCH = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,9 @@ class WorkerProcess:
 
     def _serve(self) -> None:
         role = self._view.wait_for(self._find_role, "a plan for this worker", self._spec.start_timeout_s)
+        if role.place is None and role.plan is not None and role.plan.epoch > _FIRST_EPOCH:
+            # The next standby: others serve beside it.
+            in_the_gaps(_import_engine)
         from dejavu.engine.build import load_stage, load_whole, new_kept  # torch and transformers: seconds
 
         kept = new_kept(self._clock)
@@ -126,7 +132,7 @@ class WorkerProcess:
             assert plan is not None
             self._log.set_epoch(plan.epoch)
             if place is None:
-                load_whole(plan, kept)
+                in_the_gaps(partial(load_whole, plan, kept))
                 self._register("ready")
             else:
                 logger.info("%s stage %d of epoch %d", place.pipeline.kind, place.stage.index, plan.epoch)
@@ -245,9 +251,13 @@ class WorkerProcess:
         )
 
 
+def _import_engine() -> None:
+    import dejavu.engine.build  # noqa: F401
+
+
 def main() -> int:
     """The worker's exit status: 0 when told to stop, 1 when it could not go on."""
-    line = _read_line()
+    line = read_line()
     if not line:
         sys.stderr.write("a worker reads its spec as one JSON line on standard input; there was none\n")
         return 1
@@ -272,21 +282,10 @@ def main() -> int:
     return 0
 
 
-def _read_line() -> bytes:
-    """The next line of standard input, and not a byte more: another may have come with it. Empty at its end."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        more = os.read(0, 1)
-        if not more:
-            break
-        line += more
-    return bytes(line)
-
-
 def _stop_at_end_of_input(worker: WorkerProcess) -> None:
     """The launcher holds the other end for as long as it lives."""
     # Not through sys.stdin: a thread that waits inside its lock would break the interpreter's exit.
-    while line := _read_line():
+    while line := read_line():
         worker.inject(line)
     worker.ask_to_stop()
 
