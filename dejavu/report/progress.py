@@ -73,6 +73,7 @@ class RichProgress:
         self._phase_since_s: dict[str, float] = {}
         self._ended_phases: set[str] = set()
         self._serving_since_s: float | None = None
+        self._num_tokens = 0
         self._is_closed = False
 
     def phase(self, description: str, done: float, total: float | None, unit: Unit = "items") -> None:
@@ -95,8 +96,10 @@ class RichProgress:
             if self._is_closed:
                 return
             now_s = self._clock.monotonic()
-            if self._serving_since_s is None:
+            if self._serving_since_s is None or num_tokens < self._num_tokens:
+                # Fewer than before: another run of requests has begun.
                 self._serving_since_s = now_s
+            self._num_tokens = num_tokens
             elapsed_s = now_s - self._serving_since_s
             amount = f"{ended:,}/{submitted:,}, {show_count(num_tokens, 'token')}"
             if num_tokens and elapsed_s > 0:
