@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dejavu.config.fault import FaultConfig
 from dejavu.config.planning import ProfileConfig, ProfileKind, ProfilingConfig, ShapeConfig
 from dejavu.config.schema import ClusterConfig, Config, ModelConfig, WorkflowName
+from dejavu.config.strategy import StrategyMode
 from dejavu.errors import ConfigError
 
 PLANNING = (WorkflowName.plan, WorkflowName.simulate)
@@ -27,7 +28,8 @@ _NEEDED = {
     ProfileKind.roofline: {"hardware": "NAME", "tflops": "NUMBER", "memory_gb_per_s": "NUMBER"},
 }
 _MOST = 10**9
-"""A bound beyond any machine: what is larger is a slip, and products of such numbers stay finite."""
+_LEAST = 1e-9
+"""Bounds beyond any machine: what is outside is a slip, and products and quotients of what is inside stay finite."""
 
 
 def check_planning(config: Config) -> None:
@@ -35,12 +37,13 @@ def check_planning(config: Config) -> None:
     _check_machines(config.cluster)
     _check_shape(config.model)
     _check_profile(config.profile)
-    if config.workflow.name in PLANNING:
+    is_auto = config.strategy.mode is StrategyMode.auto
+    if is_auto:
+        _check_auto(config)
+    if config.workflow.name in PLANNING or is_auto:
         _check_needed(config.profile)
-        if config.workflow.name is WorkflowName.plan and config.fault != FaultConfig():
-            raise ConfigError(
-                f"fault is for a cluster that runs, and workflow={config.workflow.name.value} starts none"
-            )
+    if config.workflow.name is WorkflowName.plan and config.fault != FaultConfig():
+        raise ConfigError("fault is for a cluster that runs, and workflow=plan starts none")
     if config.workflow.name is WorkflowName.profile:
         _check_profiling(config)
     elif config.profiling != ProfilingConfig():
@@ -52,6 +55,17 @@ def check_planning(config: Config) -> None:
         )
 
 
+def _check_auto(config: Config) -> None:
+    if config.workflow.name not in (WorkflowName.generate, WorkflowName.plan):
+        raise ConfigError(
+            f"strategy=auto is for workflow=generate and workflow=plan, and the choice is {config.workflow.name.value}"
+        )
+    if config.cluster.num_machines is None and config.cluster.num_workers is None:
+        raise ConfigError("strategy=auto needs cluster.num_machines=NUMBER, the workers that it may use")
+    if config.fault != FaultConfig():
+        raise ConfigError("fault names workers and microbatches, and strategy=auto knows them only once it has planned")
+
+
 def _listed(workflows: Sequence[WorkflowName]) -> str:
     return " and ".join(f"workflow={name.value}" for name in workflows)
 
@@ -59,10 +73,8 @@ def _listed(workflows: Sequence[WorkflowName]) -> str:
 def _check_machines(cluster: ClusterConfig) -> None:
     _between("cluster.num_machines", cluster.num_machines, 1, 100_000)
     _between("cluster.devices_per_machine", cluster.devices_per_machine, 1, 100_000)
-    for key, unit in (("link_gbps", " Gbit/s"), ("pcie_gbps", " Gbit/s")):
-        value: float | None = getattr(cluster, key)
-        if value is not None and not 0 < value <= _MOST:
-            raise ConfigError(f"cluster.{key}={value:g}: must be more than 0{unit} and at most {_MOST:g}")
+    for key in ("link_gbps", "pcie_gbps"):
+        _between(f"cluster.{key}", getattr(cluster, key), _LEAST, _MOST, " Gbit/s")
     _between("cluster.price_per_hour", cluster.price_per_hour, 0, _MOST)
 
 
@@ -74,9 +86,7 @@ def _check_profile(profile: ProfileConfig) -> None:
         if getattr(profile, key) is None and getattr(profile, other) is not None:
             raise ConfigError(f"profile.{other} is given without profile.{key}={_OF_A_MICROBATCH}")
     for key in ("tflops", "memory_gb_per_s", "compute_efficiency", "memory_efficiency"):
-        value: float | None = getattr(profile, key)
-        if value is not None and not 0 < value <= _MOST:
-            raise ConfigError(f"profile.{key}={value:g}: must be more than 0 and at most {_MOST:g}")
+        _between(f"profile.{key}", getattr(profile, key), _LEAST, _MOST)
     for key, kinds in _OWNERS.items():
         if getattr(profile, key) is not None and profile.kind not in kinds:
             owners = " and ".join(f"profile={kind.value}" for kind in kinds)

@@ -144,7 +144,7 @@ class ClusterConfig:
     start_timeout_s: float = 300.0
     """Until every worker must be ready."""
     num_machines: int | None = None
-    """Machines to plan for, all alike; None: one for each worker of the strategy."""
+    """Machines to plan for, all alike; None: ``num_workers``, or one for each worker of the strategy."""
     devices_per_machine: int = 1
     """A machine's devices hold a stage together; ``device_memory_gb`` is each one's."""
     link_gbps: float | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from dejavu.errors import ConfigError
@@ -13,6 +14,40 @@ if TYPE_CHECKING:
 
 _MOST_REPLICAS = 1000
 _MOST_SPANS = 1_000_000
+_MOST_MACHINES = 1000
+_MOST_ROWS = 10_000
+
+
+class CompareOver(Enum):
+    """What a comparison shows: the best arrangement by number of machines, or by rows of a microbatch; or traces of
+    the declared split beside one pipeline of as many machines."""
+
+    machines = "machines"
+    microbatches = "microbatches"
+    traces = "traces"
+
+
+class CompareCase(Enum):
+    """Ways to use the machines: one pipeline; several that share a queue; one for prompts and one for tokens."""
+
+    baseline = "baseline"
+    baseline_dp = "baseline_dp"
+    disaggregated = "disaggregated"
+
+
+@dataclass(kw_only=True)
+class CompareConfig:
+    """Simulated runs beside each other, in one table and figure (DejaVu Fig. 20 to Fig. 26)."""
+
+    over: CompareOver | None = None
+    """None: the declared strategy alone is simulated."""
+    cases: list[CompareCase] = field(default_factory=lambda: list(CompareCase))
+    machines: list[int] = field(default_factory=lambda: [4, 8, 12, 16])
+    """Of ``machines``: each number; of ``microbatches``: one number."""
+    microbatches: list[int] = field(default_factory=lambda: [8])
+    """Rows of a microbatch. Of ``machines``: the best of them is taken; of ``microbatches``: each number."""
+    early_stops: list[bool] = field(default_factory=lambda: [True])
+    """True: answers as long as the workload says; false: each as long as their mean."""
 
 
 @dataclass(kw_only=True)
@@ -41,6 +76,7 @@ class SimulateConfig:
     """Of those."""
     timeline_spans: int = 20_000
     """The first so many pieces of work are in ``timeline.json``; the others are counted."""
+    compare: CompareConfig = field(default_factory=CompareConfig)
 
 
 def check_simulate(config: Config, *, is_simulating: bool) -> None:
@@ -66,6 +102,28 @@ def check_simulate(config: Config, *, is_simulating: bool) -> None:
             "otherwise cluster.link_gbps says how long KV takes"
         )
     _check_faults(config)
+    _check_compare(config)
+
+
+def _check_compare(config: Config) -> None:
+    compare, key = config.simulate.compare, "simulate.compare"
+    if compare.over is None:
+        if compare != CompareConfig():
+            raise ConfigError(f"{key} needs {key}.over=machines, microbatches or traces; experiment=fig20 sets it")
+        return
+    for name in ("cases", "machines", "microbatches", "early_stops"):
+        listed = getattr(compare, name)
+        if not listed or len(set(listed)) < len(listed):
+            raise ConfigError(f"{key}.{name}: name at least one, and none twice")
+    _between(f"{key}.machines", min(compare.machines), 1, _MOST_MACHINES)
+    _between(f"{key}.machines", max(compare.machines), 1, _MOST_MACHINES)
+    _between(f"{key}.microbatches", min(compare.microbatches), 1, _MOST_ROWS)
+    if compare.over is CompareOver.microbatches and len(compare.machines) > 1:
+        raise ConfigError(f"{key}.machines={compare.machines}: {key}.over=microbatches takes one number of machines")
+    if compare.over is CompareOver.traces and config.strategy.mode.value == "colocated":
+        raise ConfigError(f"{key}.over=traces shows strategy=disaggregated beside one pipeline of as many machines")
+    if any((config.fault.kill, config.simulate.failures_per_hour, config.simulate.replicas > 1)):
+        raise ConfigError(f"{key} compares runs without failures, and finds out how many replicas are best by itself")
 
 
 def _check_reference(config: Config) -> None:

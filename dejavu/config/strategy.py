@@ -11,6 +11,8 @@ class StrategyMode(Enum):
 
     disaggregated = "disaggregated"
     colocated = "colocated"
+    auto = "auto"
+    """The planner decides, before workers start."""
 
 
 class Scheduling(Enum):
@@ -106,8 +108,10 @@ class StrategyConfig:
 
     @property
     def depths(self) -> dict[str, int]:
-        """Stages of each pipeline that this strategy has, by the pipeline's kind."""
+        """Stages of each pipeline that this strategy has, by the pipeline's kind; of ``auto``, none is known yet."""
         memory = {"memory": 1} if self.stream_to is StreamTo.memory else {}
+        if self.mode is StrategyMode.auto:
+            return memory
         if self.mode is StrategyMode.colocated:
             return {"colocated": self.stages, **memory}
         return {"prompt": self.split.prompt, "token": self.split.token, **memory}

@@ -107,7 +107,9 @@ def _check_strategy(strategy: StrategyConfig) -> None:
     at_least("strategy.microbatch.prompt_tokens", strategy.microbatch.prompt_tokens, 1, " token")
     at_least("strategy.microbatch.token", strategy.microbatch.token, 1, " row")
     at_least("strategy.in_flight", strategy.in_flight, 1, " microbatch")
-    if strategy.mode is StrategyMode.colocated:
+    if strategy.mode is StrategyMode.auto:
+        _check_auto(strategy)
+    elif strategy.mode is StrategyMode.colocated:
         for key, depth in (("prompt", strategy.split.prompt), ("token", strategy.split.token)):
             if depth != 1:
                 raise refuse(
@@ -125,8 +127,21 @@ def _check_strategy(strategy: StrategyConfig) -> None:
     _check_replication(strategy)
 
 
+def _check_auto(strategy: StrategyConfig) -> None:
+    """Nothing is fixed that the planner is to choose, or that hangs on its choice."""
+    default = StrategyConfig()
+    for key in ("split", "stages", "in_flight", "replication", "standby"):
+        value = getattr(strategy, key)
+        if value != getattr(default, key):
+            raise ConfigError(f"strategy.{key} does not go with strategy=auto, which chooses the pipelines itself")
+    if strategy.stream_to is StreamTo.memory:
+        raise ConfigError(
+            "strategy.stream_to=memory takes a worker of its own, and strategy=auto plans with all of them"
+        )
+
+
 def _check_streaming(strategy: StrategyConfig) -> None:
-    if strategy.streaming is Streaming.off and strategy.mode is StrategyMode.disaggregated:
+    if strategy.streaming is Streaming.off and strategy.mode is not StrategyMode.colocated:
         raise refuse(
             "strategy.streaming",
             "off",

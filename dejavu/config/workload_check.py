@@ -7,6 +7,7 @@ from dejavu.config.schema import BadLines, WorkloadConfig, WorkloadKind
 from dejavu.errors import ConfigError
 
 _MOST_SIGMA = 4.0
+_MOST_TOKENS = 10**9
 
 
 def check_workload(workload: WorkloadConfig, *, least_new_tokens: int) -> None:
@@ -24,6 +25,10 @@ def check_workload(workload: WorkloadConfig, *, least_new_tokens: int) -> None:
     at_least("workload.num_requests", workload.num_requests, 1)
     at_least("workload.prompt_tokens", workload.prompt_tokens, 1)
     at_least("workload.max_tokens", workload.max_tokens, least_new_tokens)
+    for key in ("prompt_tokens", "max_tokens"):
+        value: int | None = getattr(workload, key)
+        if value is not None and value > _MOST_TOKENS:
+            raise refuse(f"workload.{key}", value, f"must be at most {_MOST_TOKENS}")
     at_least("workload.rate", workload.rate, 0, " requests/s (0: all at once)")
     check_seed("workload.seed", workload.seed)
     for key in _needed_keys(kind):

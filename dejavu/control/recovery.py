@@ -88,7 +88,7 @@ def _restore(plan: Plan, row: RowProgress, sources: Sequence[_Source]) -> RowRes
     if (
         plan.recovery == "recompute"
         or length < max(1, row.num_prompt - 1)
-        or replayed > max(_ALWAYS_REPLAYED, (row.num_prompt + row.num_tokens) // _REPLAYED_SHARE)
+        or replayed > max(_ALWAYS_REPLAYED, plan.copy_steps + 2, (row.num_prompt + row.num_tokens) // _REPLAYED_SHARE)
     ):
         return RowRestore(row_id=row.row_id, tier="recompute", length=0, replayed=0)
     whole = [source for source in sources if source.held.length >= length]

@@ -185,8 +185,9 @@ def _make_pool(plan: Plan, place: Place, kept: Kept, before: Place | None) -> No
     held = kept.held
     if held is not None and held.pool.layers == layers and held.pool.num_rows == num_rows and _keeps_rows(place):
         return
-    if held is not None and before is not None and _keeps_rows(before):
-        kept.former = held
+    # One that got no rows before the next failure is no source; the one before it still is.
+    if held is not None and before is not None and held.rows.held(held.pool.layers):
+        kept.former.insert(0, held)
     kept.held = None
     if _keeps_rows(place):
         pool = KvPool(plan.model.layout, layers, num_rows, plan.device, memory=kept.spare)

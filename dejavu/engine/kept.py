@@ -57,8 +57,8 @@ class Kept:
     """The stage's model; None on a stage that computes nothing."""
     held: HeldPool | None = None
     """The stage's pool; None on a stage that keeps no rows."""
-    former: HeldPool | None = None
-    """The pool of another cut of the layers, as a source of rows until they are restored."""
+    former: list[HeldPool] = field(default_factory=list)
+    """Pools of other cuts of the layers, newest first, as sources of rows until they are restored."""
     replicas: Replicas = field(default_factory=Replicas)
     totals: Totals = field(default_factory=Totals)
     slow_s: float = 0.0
@@ -69,9 +69,9 @@ class Kept:
     @property
     def pools(self) -> Sequence[HeldPool]:
         """Every pool that is here."""
-        return [held for held in (self.held, self.former) if held is not None]
+        return self.former if self.held is None else [self.held, *self.former]
 
     def forget_sources(self) -> None:
         """What only served the last restore is gone."""
-        self.former = None
+        self.former = []
         self.replicas.forget_sources()

@@ -60,6 +60,10 @@ class KvPool:
         num_bytes = num_rows * layout.row_bytes(num_layers)
         return torch.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
 
+    def cell_bytes(self, layers: LayerRange, heads: Span) -> int:
+        """Bytes of K and V of one position in those layers and heads."""
+        return len(layers) * 2 * (heads[1] - heads[0]) * self.layout.head_dim * self.layout.dtype_bytes
+
     def keys(self, layer: int) -> Tensor:
         """K of a layer, by its global number: [R, H, S, D]. Raises IndexError for a layer of another stage."""
         return self._keys_RHSD[self._local(layer)]

@@ -24,6 +24,7 @@ from dejavu.kv.pool import KvPool
 from dejavu.kv.route import Holding, RowSpan, route_from
 from dejavu.kv.scatter import Staged
 from dejavu.kv.staging import Staging, StagingBuffer
+from dejavu.kv.stream_setup import PoolRow
 
 Cell = tuple[RowId, int, int]
 """A row, its place in the pool, and its first position."""
@@ -50,7 +51,7 @@ def scatter_step(
     Raises IndexError for a cell outside the pool, and what ``scatter`` raises.
     """
     _check(pool, cells, length, layers, heads)
-    row_bytes = length * len(layers) * 2 * (heads[1] - heads[0]) * pool.layout.head_dim * pool.layout.dtype_bytes
+    row_bytes = length * pool.cell_bytes(layers, heads)
     most = min(staging.buffer_bytes // row_bytes, max_chunks(cluster))
     if most == 0:
         raise ConfigError(
@@ -72,8 +73,24 @@ def scatter_step(
         yield Staged(buffer=buffer, chunks=chunks, num_bytes=len(part) * row_bytes)
 
 
+Owners = tuple[tuple[str, LayerRange, Span], ...]
+"""Who gets which layers and heads."""
+
+
+def one_gather(
+    pool: KvPool, rows: Sequence[PoolRow], source: Holding, targets: tuple[Holding, ...], buffer_bytes: int
+) -> tuple[int, Owners | None]:
+    """The positions of each row and the rows' owners, where ``scatter_step`` can take them; else no owners."""
+    lengths = {row.span.length for row in rows}
+    length = lengths.pop() if len(lengths) == 1 else MOST_POSITIONS + 1
+    owners = owners_of(source, targets) if length <= MOST_POSITIONS else None
+    # A row that does not fit whole must be cut.
+    fits = owners is not None and all(length * pool.cell_bytes(part[1], part[2]) <= buffer_bytes for part in owners)
+    return length, owners if fits else None
+
+
 @lru_cache(maxsize=64)
-def owners_of(source: Holding, targets: tuple[Holding, ...]) -> tuple[tuple[str, LayerRange, Span], ...] | None:
+def owners_of(source: Holding, targets: tuple[Holding, ...]) -> Owners | None:
     """Who gets which layers and heads of any row; None where a side holds only certain rows or positions.
 
     Raises RouteError when the targets do not own every cell of the source once.

@@ -22,7 +22,7 @@ from dejavu.kv.pool import KvPool
 from dejavu.kv.route import Move, RowSpan, route_from
 from dejavu.kv.scatter import Region, Staged, pool_region, scatter
 from dejavu.kv.staging import StagingRing, StagingTimeout
-from dejavu.kv.steps import MOST_POSITIONS, owners_of, scatter_step
+from dejavu.kv.steps import one_gather, scatter_step
 from dejavu.kv.stream_setup import PoolRow, StreamSetup
 
 RegionsByOwner: TypeAlias = Mapping[str, Sequence[Region]]
@@ -101,9 +101,7 @@ def stream_out_rows(
     """
     layers = layers or setup.source.layers
     source = setup.source_of(layers)
-    lengths = {row.span.length for row in rows}
-    length = lengths.pop() if len(lengths) == 1 else MOST_POSITIONS + 1
-    owners = owners_of(source, setup.targets) if length <= MOST_POSITIONS else None
+    length, owners = one_gather(pool, rows, source, setup.targets, staging.buffer_bytes)
     if owners is None:
         by_owner = pool_regions(pool, rows, setup, layers)
         return stream_regions(

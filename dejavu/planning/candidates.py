@@ -46,6 +46,14 @@ class Candidate:
         return self.prompt_depth if self.mode == "colocated" else self.prompt_depth + self.token_depth
 
     @property
+    def in_flight(self) -> int:
+        """Token microbatches that have rows at once: those of a round, prompts that are still computed among them.
+
+        With only one a token machine, its place would stand empty while the next microbatch's prompts are computed.
+        """
+        return self.num_machines
+
+    @property
     def row_s(self) -> float:
         """Seconds per request: what candidates are compared by."""
         return self.round_s / (self.num_machines * self.rows)

@@ -25,6 +25,7 @@ def document(answer: Answer) -> Document:
         "split": _split(chosen),
         "stages": chosen.prompt_depth if chosen and chosen.mode == "colocated" else None,
         "microbatch": {"prompt": chosen.rows, "token": chosen.rows} if chosen else None,
+        "in_flight": chosen.in_flight if chosen else None,
         "swapping": chosen.swapping if chosen else None,
         "predicted": asdict(predict(chosen, question.lengths, question.machines)) if chosen else None,
         "cost": _cost(answer),

@@ -35,8 +35,9 @@ class PointCosts:
         return self._source
 
     def prompt_time_s(self, rows: int, tokens: float) -> float:
-        """Y; beyond the points in proportion to the tokens."""
-        return between(self._prompt_curve, rows * tokens, beyond=1.0)
+        """Y; of more tokens than were measured in proportion to them, of fewer as the two fewest go on."""
+        total, curve = rows * tokens, self._prompt_curve
+        return between(curve, total, beyond=_first_exponent(curve) if 0 < total < min(curve) else 1.0)
 
     def step_time_s(self, rows: int, context: float) -> float:
         """t; beyond the points as at the nearest number of rows."""
@@ -59,6 +60,14 @@ def _prompt_curve(points: Sequence[Point]) -> dict[float, float]:
     for rows, tokens, seconds in points:
         by_total[rows * tokens].append(math.log(seconds))
     return {total: math.exp(fmean(logs)) for total, logs in sorted(by_total.items())}
+
+
+def _first_exponent(curve: Mapping[float, float]) -> float:
+    """Of the power law between the curve's first two points, from 0 to 1; of a single point, 1."""
+    if len(curve) == 1:
+        return 1.0
+    left, right = sorted(curve)[:2]
+    return min(1.0, max(0.0, math.log(curve[right] / curve[left]) / math.log(right / left)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

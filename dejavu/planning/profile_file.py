@@ -13,10 +13,12 @@ from dejavu.errors import ConfigError, nearest
 from dejavu.planning.fits import FitCosts
 from dejavu.planning.interpolation import PointCosts
 
-Rows = Annotated[int, msgspec.Meta(ge=1)]
-Tokens = Annotated[float, msgspec.Meta(gt=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Fit = tuple[float, float, float]
+# The upper bounds are beyond any machine; within them no product of two leaves the range of numbers.
+Rows = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Tokens = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Seconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e9)]
+Coefficient = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+Fit = tuple[Coefficient, Coefficient, Coefficient]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ from dejavu.request import Completion, Request
 from dejavu.serving.cluster_links import ClusterInterrupted, NoAnswer
 from dejavu.serving.controller import Controller
 from dejavu.serving.overseer import Watcher
+from dejavu.workflows.auto import decided, with_prediction
 from dejavu.workflows.cluster import running_cluster
 from dejavu.workflows.injection import Injector, faults_of
 from dejavu.workflows.preparation import Prepared, prepare
@@ -91,8 +92,9 @@ def run(config: Config, output: Path) -> None:
     """The workload's answers are in ``output`` and on the terminal. Raises DejavuError when the cluster failed."""
     console, clock = Console(), SystemClock()
     with RichProgress(Console(stderr=True), clock) as progress:
+        config, answer = decided(config, output, progress)
         prepared = prepare(config, progress)
-        write_json(output / "plan.json", summary(prepared.plan))
+        write_json(output / "plan.json", with_prediction(summary(prepared.plan), answer))
         with CompletionWriter(output / "completions.jsonl") as writer:
             recorder = Recorder(writer, progress, len(prepared.requests))
             start_s = clock.now()

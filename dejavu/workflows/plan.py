@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dejavu.clock import SystemClock
-from dejavu.config import Config, ProfileConfig, ProfileKind
+from dejavu.config import Config, ProfileConfig, ProfileKind, StrategyMode
 from dejavu.errors import ConfigError, InfeasibleError
 from dejavu.models.source import has_tokenizer
 from dejavu.models.spec import DEFAULT_MAX_LENGTH
@@ -21,6 +21,7 @@ from dejavu.planning.question import Lengths, Machines, Question
 from dejavu.planning.roofline import Device, RooflineCosts
 from dejavu.planning.search import plan
 from dejavu.planning.shape import ModelShape, shape_of_sizes, shape_of_spec
+from dejavu.planning.sizing import plan_with_rows
 from dejavu.planning.times import Times, times_of_profile
 from dejavu.report.json_file import write_json
 from dejavu.report.progress import RichProgress
@@ -40,7 +41,9 @@ def run(config: Config, output: Path) -> None:
     Raises ConfigError, and InfeasibleError, with numbers, when no way to use the machines can be done.
     """
     console = Console()
-    answer = plan(question(config))
+    # With strategy=auto the declared rows are the most, as they are in a run.
+    decide = plan_with_rows if config.strategy.mode is StrategyMode.auto else plan
+    answer = decide(question(config))
     write_json(output / "plan.json", document(answer))
     logger.info("%s", answer.reason)
     if answer.chosen is None:
@@ -52,7 +55,11 @@ def run(config: Config, output: Path) -> None:
 def question(config: Config) -> Question:
     """What the declaration asks. Fetches or makes the model where it is one that runs. Raises ConfigError."""
     shape, codec = model_shape(config)
-    lengths = summarised(request_lengths(config.workload, codec, shape.vocab_size))
+    return question_of(config, shape, summarised(request_lengths(config.workload, codec, shape.vocab_size)))
+
+
+def question_of(config: Config, shape: ModelShape, lengths: Lengths) -> Question:
+    """What the declaration asks of a model and a workload that are known. Raises ConfigError."""
     rows = config.strategy.microbatch.token
     return Question(
         machines=machines(config),
@@ -82,7 +89,7 @@ def machines(config: Config) -> Machines:
     cluster = config.cluster
     memory_gb = cluster.device_memory_gb
     return Machines(
-        count=cluster.num_machines or config.strategy.num_workers_needed,
+        count=cluster.num_machines or cluster.num_workers or config.strategy.num_workers_needed,
         devices_each=cluster.devices_per_machine,
         device_memory_bytes=None if memory_gb is None else max(1, int(memory_gb * _GB)),
         link_gbps=cluster.link_gbps,

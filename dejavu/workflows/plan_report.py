@@ -54,7 +54,7 @@ def _promise(answer: Answer, chosen: Candidate) -> RenderableType:
     lines.add_column(no_wrap=True, style="dim")
     lines.add_column(overflow="fold")
     swapping = ", swapped to host memory" if chosen.swapping else ""
-    lines.add_row("microbatches", f"{show_count(chosen.rows, 'row')}{swapping}")
+    lines.add_row("microbatches", f"{show_count(chosen.rows, 'row')}, {chosen.in_flight} in flight{swapping}")
     speed = f"{show_rate(prediction.requests_per_s, 'requests')}, {show_rate(prediction.tokens_per_s, 'tokens')}"
     lines.add_row("throughput", Text(speed, style="bold green"))
     per_token = show_seconds(prediction.normalized_latency_s)

@@ -70,7 +70,7 @@ def prepare_model(config: ModelConfig, progress: Progress) -> ModelSpec:
 def check_shape_early(config: Config) -> None:
     """Depths and ranges fit the model as far as its layers are known by now. Milliseconds. Raises ConfigError."""
     num_layers = known_num_layers(model_source(config.model))
-    if num_layers is not None:
+    if num_layers is not None and config.strategy.mode is not StrategyMode.auto:
         check_shape(declared(config), num_layers)
 
 

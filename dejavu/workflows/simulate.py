@@ -27,11 +27,13 @@ from dejavu.report.simulation import (
 from dejavu.report.spans import Span
 from dejavu.report.streaming_table import as_text, write_table
 from dejavu.report.timeline import write_timeline
-from dejavu.report.trace_figure import TraceBar, TracePanel, TraceRow, draw_traces
+from dejavu.report.trace_figure import draw_traces
 from dejavu.sim.simulation import Setting, SimulationResult, simulate
 from dejavu.sim.station import WorkerTimes
+from dejavu.workflows.simulation_comparison import compare
 from dejavu.workflows.simulation_inputs import Simulated, prepare
 from dejavu.workflows.simulation_reference import reference_run
+from dejavu.workflows.simulation_traces import trace_panel
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ def run(config: Config, output: Path) -> None:
     Raises ConfigError, and InfeasibleError where the plan does not fit its machines or a failure leaves too few.
     """
     console = Console()
+    if config.simulate.compare.over is not None:
+        compare(config, output, console)
+        console.print(f"output: {output}", highlight=False, soft_wrap=True)
+        return
     if config.simulate.reference:
         done = reference_run(config)
     else:
@@ -155,18 +161,4 @@ def draw(path: Path, run: SimulatedRun, result: SimulationResult, config: Config
         subtitle=f"{len(run.requests)} requests, makespan {run.makespan_s:.4g} s; the first {until_s:.3g} s",
         source=f"simulated; times {profile.kind.value}",
     )
-    draw_traces(path, [panel(run.mode, result)], caption, until_s=until_s)
-
-
-def panel(title: str, result: SimulationResult) -> TracePanel:
-    """A run as a panel of a picture of traces."""
-    bars: dict[str, list[TraceBar]] = {name: [] for name in result.workers}
-    for span in result.spans:
-        bars[span.worker].append(TraceBar(kind=span.kind, start_s=span.start_s, end_s=span.end_s))
-    for repair in result.repairs:
-        for name in repair.workers:
-            end_s = result.makespan_s if repair.formed_s is None else repair.formed_s
-            bars[name].append(TraceBar(kind="repair", start_s=repair.failed_s, end_s=end_s))
-    return TracePanel(
-        title=title, rows=[TraceRow(label=name, bars=own) for name, own in bars.items()], end_s=result.makespan_s
-    )
+    draw_traces(path, [trace_panel(run.mode, result)], caption, until_s=until_s)

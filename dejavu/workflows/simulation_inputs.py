@@ -45,21 +45,22 @@ def prepare(config: Config) -> Simulated:
     served, refused = sorted_out(requests_of(config, codec, shape.vocab_size), shape.max_length)
     if not served:
         raise ConfigError(f"workload={config.workload.kind.value} has no request in it that can be served")
-    simulate, strategy = config.simulate, config.strategy
-    return Simulated(
-        setting=Setting(
-            plan=plan_of(config, shape),
-            replicas=simulate.replicas,
-            costs=costs_of(config, shape),
-            machinery=machinery_of(config),
-            faults=faults_of(config.fault),
-            failures_per_hour=simulate.failures_per_hour,
-            seed=simulate.seed,
-            may_grow=strategy.may_grow,
-            most_spans=simulate.timeline_spans,
-        ),
-        requests=served,
-        refused=refused,
+    return Simulated(setting=setting_of(config, shape, costs_of(config, shape)), requests=served, refused=refused)
+
+
+def setting_of(config: Config, shape: ModelShape, costs: Costs) -> Setting:
+    """The declared cluster. Raises ConfigError, and InfeasibleError where a stage does not fit."""
+    simulate = config.simulate
+    return Setting(
+        plan=plan_of(config, shape),
+        replicas=simulate.replicas,
+        costs=costs,
+        machinery=machinery_of(config),
+        faults=faults_of(config.fault),
+        failures_per_hour=simulate.failures_per_hour,
+        seed=simulate.seed,
+        may_grow=config.strategy.may_grow,
+        most_spans=simulate.timeline_spans,
     )
 
 

@@ -105,7 +105,7 @@ class LateKv:
 
     def _expect(self, row: m.PromptRow) -> None:
         """A's first attempt begins a round."""
-        is_a = row.length == A_LENGTH
+        is_a = row.length >= A_LENGTH  # a further attempt has A's known tokens behind its prompt
         if is_a and self._is_bs_time:
             self._round += 1
             self._come.clear()

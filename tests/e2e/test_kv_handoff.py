@@ -45,7 +45,7 @@ def reference_cells(folder: Path, request: Request) -> list[torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "num_layers", "kv_heads", "split"),
-    [("llama", 7, 2, (3, 2)), ("opt", 5, 4, (1, 3))],
+    [("llama", 7, 2, (3, 2)), pytest.param("opt", 5, 4, (1, 3), marks=pytest.mark.grid)],
 )
 def test_every_layer_of_a_streamed_row_equals_the_reference_cache(
     family: str, num_layers: int, kv_heads: int, split: tuple[int, int], output: Path, nothing_left: None

@@ -19,6 +19,8 @@ SHAPES = {
     "1+2": ["strategy=disaggregated", "strategy.split.token=2"],
     "colocated-2": ["strategy=colocated", "strategy.stages=2"],
 }
+IN_THE_GRID = ("2+1", "1+2")
+"""Tiny models go through these shapes in the default run."""
 
 
 @cache
@@ -27,7 +29,11 @@ def expected(folder: Path, requests: tuple[Request, ...]) -> dict[RequestId, tup
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=[pytest.mark.grid] * (name in IN_THE_GRID)) for name, shape in SHAPES.items()],
+    ids=list(SHAPES),
+)
 def test_the_default_model_answers_the_built_in_prompts_like_generate(
     shape: list[str], output: Path, nothing_left: None
 ) -> None:

@@ -46,9 +46,9 @@ def reach(run: Launched, moment: str) -> None:
 @pytest.mark.parametrize(
     ("signum", "moment"),
     [
-        (signal.SIGINT, "load"),
+        pytest.param(signal.SIGINT, "load", marks=pytest.mark.grid),
         (signal.SIGINT, "work"),
-        (signal.SIGINT, "idle"),
+        pytest.param(signal.SIGINT, "idle", marks=pytest.mark.grid),
         (signal.SIGTERM, "work"),
         (signal.SIGKILL, "load"),
         (signal.SIGKILL, "work"),

@@ -137,7 +137,7 @@ def test_an_interrupt_lets_the_workflow_clean_up_undisturbed_and_ends_with_130(
 def test_queries_print_and_run_nothing(tmp_path: Path) -> None:
     code, out, _ = finish(tmp_path, "unexpected", "--help")
     assert code == 0
-    assert "strategy: colocated, disaggregated" in out
+    assert "strategy: auto, colocated, disaggregated" in out
     # Hydra writes the options of a group into one line, and there are many models.
     assert max(len(line) for line in out.splitlines() if not line.startswith("model: ")) <= 120
     code, out, _ = finish(tmp_path, "unexpected", "--cfg", "job", "--resolve", "workload.seed=3")
@@ -177,4 +177,4 @@ def test_bash_completes_groups_options_and_keys(tmp_path: Path) -> None:
     result = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
-    assert result.stdout.splitlines() == ["tiny-qwen2 tiny-qwen3", "cluster.num_workers="]
+    assert result.stdout.splitlines() == ["tiny-qwen2 tiny-qwen3", "cluster.num_machines= cluster.num_workers="]

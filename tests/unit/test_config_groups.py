@@ -33,6 +33,7 @@ NEEDS = {
     "workload=trace": ["workload.path=trace.csv"],
     "profile=measured": ["profile.path=profile.json"],
     "workflow=streaming": ["experiment=fig11"],
+    "strategy=auto": ["cluster.num_machines=2"],
     "workflow=plan": ["profile.prompt_time_s=1", "profile.token_time_s=0.1"],
     "workflow=simulate": ["profile.prompt_time_s=1", "profile.token_time_s=0.1"],
     "model=shape": [

@@ -266,7 +266,7 @@ def test_pools_of_both_cuts_are_sources_until_they_are_forgotten() -> None:
     pools = [
         HeldPool(pool=KvPool(plan.model.layout, layers, 2), rows=PoolRows(2)) for layers in (FIRST, LayerRange(0, 3))
     ]
-    kept.former, kept.held = pools
+    kept.former, kept.held = [pools[0]], pools[1]
     assert list(kept.pools) == [pools[1], pools[0]]
     kept.forget_sources()
     assert list(kept.pools) == [pools[1]]

@@ -42,7 +42,7 @@ class Stand:
         self.plan: Plan = msgspec.structs.replace(colocated_plan(3), replication=1, epoch=Epoch(2))
         self.kept = new_kept(VirtualClock())
         self.kept.held = self._pool(SECOND, A, 5)
-        self.kept.former = self._pool(LayerRange(0, 3), B, 4)
+        self.kept.former = [self._pool(LayerRange(0, 3), B, 4)]
         place = self.plan.place_of(WorkerName("w1"))
         assert place is not None
         self.kept.replicas.enter("c", self.plan, place)
@@ -156,8 +156,7 @@ def test_a_row_of_the_pool_is_sent_in_the_layers_and_up_to_the_length_that_were_
 def test_a_row_of_the_former_cut_is_found_too() -> None:
     stand = Stand()
     stand.sources.send([part(B, FIRST, 4)])
-    assert stand.kept.former is not None
-    assert torch.equal(stand.landed(FIRST, B, 4), stand.kept.former.pool.cells(2, FIRST, HEADS, (0, 4)))
+    assert torch.equal(stand.landed(FIRST, B, 4), stand.kept.former[0].pool.cells(2, FIRST, HEADS, (0, 4)))
 
 
 @pytest.mark.parametrize("layers", [FIRST, LayerRange(1, 2)])
@@ -217,5 +216,4 @@ def test_what_a_worker_sends_to_itself_lies_in_its_own_mailbox() -> None:
     assert inbound is not None
     assert (inbound.hello, stand.sent) == (stand.hello, [])
     stand.sent.append(("w1", decode_message(inbound.header), bytes(inbound.payload)))
-    assert stand.kept.former is not None
-    assert torch.equal(stand.landed(FIRST, B, 4), stand.kept.former.pool.cells(2, FIRST, HEADS, (0, 4)))
+    assert torch.equal(stand.landed(FIRST, B, 4), stand.kept.former[0].pool.cells(2, FIRST, HEADS, (0, 4)))

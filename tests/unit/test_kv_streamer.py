@@ -74,6 +74,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
+    before = set(threading.enumerate())
     bench = Bench()
     yield bench
     for future in bench.network.held:
@@ -81,7 +82,7 @@ def bench() -> Iterator[Bench]:
             future.set_result(None)
     bench.streamer.close(30)
     assert bench.staging.num_out == 0
-    assert not any(thread.name == "kv-streamer" for thread in threading.enumerate())
+    assert not any(thread.name == "kv-streamer" for thread in set(threading.enumerate()) - before)
 
 
 def test_layers_leave_in_the_order_in_which_they_were_submitted(bench: Bench) -> None:

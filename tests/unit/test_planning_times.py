@@ -86,6 +86,14 @@ def test_points_are_hit_exactly_and_a_linear_machine_is_predicted_between_them()
     assert not costs.covers(8, 1000, 200)
 
 
+def test_few_tokens_that_take_as_long_as_more_do_so_below_the_points_too() -> None:
+    """Of short prompts a device reads all weights for as long as it computes."""
+    costs = PointCosts("", [(1, 64.0, 0.08), (1, 128.0, 0.08), (1, 256.0, 0.16)], [(1, 1.0, 1.0)])
+    assert costs.prompt_time_s(1, 16) == pytest.approx(0.08)
+    assert costs.prompt_time_s(1, 512) == pytest.approx(0.32)
+    assert costs.prompt_time_s(1, 0) == 0
+
+
 def test_a_single_point_of_each_kind_is_enough_and_its_error_unknown() -> None:
     costs = PointCosts("", [(2, 10.0, 1.0)], [(2, 10.0, 0.1)])
     assert costs.prompt_time_s(4, 10) == pytest.approx(2)

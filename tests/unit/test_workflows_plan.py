@@ -65,6 +65,7 @@ def test_plan_json_has_the_decision_the_formulas_and_their_inputs(
     found = planned(hydra, tmp_path, "profile.prompt_time_s=5", "cluster.price_per_hour=10")
     assert (found["mode"], found["split"], found["feasible"]) == ("disaggregated", {"prompt": 2, "token": 2}, True)
     assert found["reason"].startswith("disaggregate:")
+    assert found["in_flight"] == 4
     formulas, inputs = found["formulas"], found["formulas"]["inputs"]
     assert formulas["I_c"] == pytest.approx(3 * (5 - 0.035) / 4 + 5 + 200 * 0.035)
     assert formulas["I_p"] == pytest.approx(4 * 5 / 2)
@@ -101,6 +102,17 @@ def test_an_infeasible_plan_is_written_with_its_numbers_and_raised(hydra: Compos
     assert (found["feasible"], found["mode"], found["split"]) == (False, None, None)
     assert found["reason"] == str(caught.value)
     assert len(found["reason"].splitlines()) <= 3
+
+
+def test_the_planner_chooses_the_rows_where_the_strategy_is_left_to_it(hydra: Composer, tmp_path: Path) -> None:
+    auto = ("strategy=auto", "workload.num_requests=1000", "cluster.device_memory_gb=50")
+    found = planned(hydra, tmp_path, *auto, "strategy.microbatch.token=32")
+    rows = found["microbatch"]["token"]
+    assert 1 <= rows < 32
+    assert found["inputs"]["microbatch"] == rows
+    # As many fit and twice as many do not, or they would be faster.
+    with pytest.raises(InfeasibleError):
+        planned(hydra, tmp_path, *auto[1:], f"strategy.microbatch.token={2 * rows}")
 
 
 def test_no_tokens_at_all_can_be_asked_for(hydra: Composer, tmp_path: Path) -> None:

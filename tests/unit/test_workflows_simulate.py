@@ -188,6 +188,96 @@ def test_what_cannot_be_simulated_is_refused_with_its_key(
     assert reason in capsys.readouterr().err
 
 
+SMALL_COMPARISON = (
+    *SMALL,
+    "cluster.price_per_hour=3.6",
+    "strategy.scheduling=microbatch",
+    "strategy.microbatch.token=4",
+    "simulate.compare.microbatches=[4]",
+)
+
+
+def test_a_comparison_by_machines_names_what_is_best_and_what_is_infeasible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_machines = ("simulate.compare.over=machines", "simulate.compare.machines=[1,4]")
+
+    assert simulated(tmp_path / "out", *SMALL_COMPARISON, *by_machines, "cluster.device_memory_gb=40") == 0
+
+    with (tmp_path / "out" / "table.csv").open() as file:
+        rows = {(row["case"], row["machines"]): row for row in csv.DictReader(file)}
+    assert rows["baseline", "4"]["arrangement"] == "4"
+    assert "+" in rows["disaggregated", "4"]["arrangement"]
+    assert float(rows["baseline", "4"]["cost"]) == pytest.approx(4 * float(rows["baseline", "4"]["makespan_s"]) / 1000)
+    assert rows["disaggregated", "1"]["makespan_s"] == "-"
+    assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "disaggregated, 1 machines: disaggregated cannot use 1 machines" in shown
+    assert "times shorter than baseline" in shown
+
+
+def test_a_comparison_by_rows_has_a_line_for_each_number_with_and_without_early_stops(tmp_path: Path) -> None:
+    code = simulated(
+        tmp_path / "out",
+        *SMALL_COMPARISON,
+        "simulate.compare.over=microbatches",
+        "simulate.compare.machines=[2]",
+        "simulate.compare.microbatches=[2,4]",
+        "simulate.compare.cases=[baseline]",
+        "simulate.compare.early_stops=[true,false]",
+        "workload.median_tokens=10",
+        "workload.sigma=0.7",
+    )
+
+    assert code == 0
+    with (tmp_path / "out" / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["case"], row["rows"]) for row in rows] == [
+        ("baseline", "2"),
+        ("baseline", "4"),
+        ("baseline, no early stops", "2"),
+        ("baseline, no early stops", "4"),
+    ]
+
+
+def test_traces_show_both_ways_to_use_the_machines(tmp_path: Path) -> None:
+    split = ("strategy=disaggregated", "strategy.split.prompt=2", "strategy.split.token=2", "strategy.in_flight=5")
+
+    assert simulated(tmp_path / "out", *SMALL_COMPARISON, *split, "simulate.compare.over=traces") == 0
+
+    with (tmp_path / "out" / "table.csv").open() as file:
+        assert [row["case"] for row in csv.DictReader(file)] == [
+            "colocated, 4 machines",
+            "disaggregated, 2 + 2 machines",
+        ]
+    assert (tmp_path / "out" / "figure.png").exists()
+
+
+def test_a_comparison_of_nothing_feasible_is_infeasible(tmp_path: Path) -> None:
+    by_machines = ("simulate.compare.over=machines", "simulate.compare.machines=[2]")
+
+    assert simulated(tmp_path / "out", *SMALL_COMPARISON, *by_machines, "cluster.device_memory_gb=1") == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["simulate.compare.machines=[2]"], "simulate.compare needs simulate.compare.over"),
+        (["simulate.compare.over=machines", "simulate.compare.machines=[]"], "simulate.compare.machines"),
+        (["simulate.compare.over=machines", "simulate.compare.cases=[baseline,baseline]"], "none twice"),
+        (["simulate.compare.over=microbatches"], "takes one number of machines"),
+        (["simulate.compare.over=traces", "strategy=colocated"], "shows strategy=disaggregated beside"),
+        (["simulate.compare.over=machines", "simulate.replicas=2"], "how many replicas are best by itself"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], reason: str
+) -> None:
+    assert simulated(tmp_path / "out", *SMALL, *overrides) == 2
+
+    assert reason in capsys.readouterr().err
+
+
 def test_simulate_is_refused_for_another_workflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulated(tmp_path / "out", "simulate.replicas=2") == 2
 

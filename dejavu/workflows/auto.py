@@ -1,0 +1,73 @@
+"""``strategy=auto``: the planner's choice takes the place of the declared strategy, before anything starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dejavu.config import Config, StrategyMode
+from dejavu.config.strategy import SplitConfig
+from dejavu.errors import InfeasibleError
+from dejavu.models.source import has_tokenizer
+from dejavu.models.tokenizer import TextCodec
+from dejavu.planning.candidates import Candidate
+from dejavu.planning.document import document
+from dejavu.planning.search import Answer
+from dejavu.planning.shape import shape_of_spec
+from dejavu.planning.sizing import plan_with_rows
+from dejavu.report.json_file import write_json
+from dejavu.report.progress import Progress
+from dejavu.workflows.plan import question_of, summarised
+from dejavu.workflows.preparation import prepare_model
+from dejavu.workload import request_lengths
+
+logger = logging.getLogger(__name__)
+
+
+def decided(config: Config, output: Path, progress: Progress) -> tuple[Config, Answer | None]:
+    """The declaration with a strategy that can run, and the plan behind it; as it is, where none is left to decide.
+
+    Raises ConfigError; and InfeasibleError, with ``plan.json`` in ``output``, where nothing fits.
+    """
+    if config.strategy.mode is not StrategyMode.auto:
+        return config, None
+    answer = answered(config, progress)
+    if answer.chosen is None:
+        write_json(output / "plan.json", document(answer))
+        raise InfeasibleError(answer.reason)
+    progress.note(f"strategy=auto: {answer.reason}")
+    logger.info("strategy=auto: %s", answer.reason)
+    return with_strategy(config, answer.chosen), answer
+
+
+def answered(config: Config, progress: Progress) -> Answer:
+    """The planner's answer for the declared machines, model, workload and profile."""
+    spec = prepare_model(config.model, progress)
+    folder = Path(spec.folder)
+    codec = TextCodec(folder) if has_tokenizer(folder) else None
+    lengths = summarised(request_lengths(config.workload, codec, spec.vocab_size))
+    question = question_of(config, shape_of_spec(config.model.kind, spec), lengths)
+    # The cluster does not swap, so a plan that does would be of no use here.
+    return plan_with_rows(replace(question, machines=replace(question.machines, pcie_gbps=None)))
+
+
+def with_strategy(config: Config, chosen: Candidate) -> Config:
+    """The declaration with the chosen pipelines and microbatches."""
+    declared = config.strategy
+    is_split = chosen.mode == "disaggregated"
+    strategy = replace(
+        declared,
+        mode=StrategyMode.disaggregated if is_split else StrategyMode.colocated,
+        split=SplitConfig(prompt=chosen.prompt_depth, token=chosen.token_depth) if is_split else SplitConfig(),
+        stages=1 if is_split else chosen.prompt_depth,
+        in_flight=chosen.in_flight,
+        microbatch=replace(declared.microbatch, token=chosen.rows, prompt=min(declared.microbatch.prompt, chosen.rows)),
+    )
+    return replace(config, strategy=strategy)
+
+
+def with_prediction(summary: Mapping[str, object], answer: Answer | None) -> Mapping[str, object]:
+    """What ``plan.json`` says of the plan in force, and, where the planner decided, its prediction and inputs."""
+    return summary if answer is None else {**summary, "planner": document(answer)}
