@@ -24,7 +24,7 @@ def colocated(stages: int) -> list[str]:
 
 
 # Every family, depths 1 and 3 of prompts, 1 to 3 of tokens, colocated 1-3, 5 to 7 layers, three head layouts and both
-# schedulings occur; two prompt stages are in the tests of recovery. The grid below has all combinations; tests/unit/test_engine_local_cluster.py more, in one process.
+# schedulings occur. The grid below has all combinations; tests/unit/test_engine_local_cluster.py more, in one process.
 COVERING = [
     ("gpt2", 6, "4/4", colocated(2), "microbatch"),
     ("opt", 7, "4/4", split(3, 1), "row"),
