@@ -19,7 +19,7 @@ SHAPES = {
     "1+2": ["strategy=disaggregated", "strategy.split.token=2"],
     "colocated-2": ["strategy=colocated", "strategy.stages=2"],
 }
-IN_THE_GRID = ("2+1", "1+2")
+IN_THE_GRID = ("2+1", "1+2", "colocated-2")
 """Tiny models go through these shapes in the default run."""
 
 

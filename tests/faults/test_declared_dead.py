@@ -55,6 +55,7 @@ def test_worker_of_nobodys_frozen_and_replaced_wakes_reads_that_it_was_declared_
         assert kit.members()[W1].incarnation == successor
 
 
+@pytest.mark.grid
 def test_worker_back_on_the_same_address_before_and_after_its_lease_ended_is_linked_as_the_new_one(
     output: Path, nothing_left: None
 ) -> None:

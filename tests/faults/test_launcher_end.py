@@ -49,7 +49,7 @@ def reach(run: Launched, moment: str) -> None:
         pytest.param(signal.SIGINT, "load", marks=pytest.mark.grid),
         (signal.SIGINT, "work"),
         pytest.param(signal.SIGINT, "idle", marks=pytest.mark.grid),
-        (signal.SIGTERM, "work"),
+        pytest.param(signal.SIGTERM, "work", marks=pytest.mark.grid),
         (signal.SIGKILL, "load"),
         (signal.SIGKILL, "work"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from statistics import fmean, median
 
@@ -14,7 +15,7 @@ from dejavu.workload import load, request_lengths
 from dejavu.workload.synthetic import new_tokens
 from dejavu.workload.traces import read_trace
 
-PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "traces"
+PUBLIC = Path(os.environ.get("DEJAVU_TRACES", "no folder of public traces"))
 
 
 def written(tmp_path: Path, name: str, text: str) -> Path:
@@ -123,7 +124,7 @@ def test_drawn_lengths_depend_on_the_seed_alone_and_a_longer_run_begins_like_a_s
     assert new_tokens(4, 7, None, 0, seed=0) == [7] * 4
 
 
-@pytest.mark.skipif(not PUBLIC.is_dir(), reason="needs the public traces beside the repository (../shared/data/traces)")
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="DEJAVU_TRACES names no folder with the public traces")
 @pytest.mark.parametrize(
     ("name", "count", "mean_prompt"),
     [
