@@ -17,6 +17,7 @@ from dejavu.engine.kept import Kept
 from dejavu.engine.mailbox import Mailbox
 from dejavu.engine.meter import Meter
 from dejavu.engine.outflow import Outflow
+from dejavu.engine.payloads import encode_spans
 from dejavu.engine.peers import CONTROLLER, Peers
 from dejavu.errors import Fatal
 from dejavu.ids import WorkerName
@@ -108,6 +109,6 @@ class Host:
             weight_bytes=model.weight_bytes if model is not None else 0,
             pool_bytes=self.pool.nbytes if self.pool is not None else 0,
         )
-        spans = m.encode_spans(list(self.recorder.snapshot()))
+        spans = encode_spans(list(self.recorder.snapshot()))
         report = m.Report(epoch=self.plan.epoch, worker=self.name, counters=counters)
         self.tell(CONTROLLER, report, (memoryview(spans),))

@@ -6,19 +6,16 @@ as ``kv.chunk.KvMessage``, told apart by the first byte of the header: a KvMessa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from dejavu.control.holdings import HeldRow
 from dejavu.control.ring import AdmittedRow, StepRow
 from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.box import Span as KvSpan
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.levels import StreamingLevel
 from dejavu.report.counters import WorkerCounters
-from dejavu.report.spans import Span
 from dejavu.request import Sampling
 
 CONTROL = b"C"
@@ -280,8 +277,6 @@ AnyMessage: TypeAlias = (
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnyMessage)
-_HELD = msgspec.msgpack.Decoder(list[HeldRow])
-_SPANS = msgspec.msgpack.Decoder(list[Span])
 
 
 def encode(message: AnyMessage) -> bytes:
@@ -292,23 +287,3 @@ def encode(message: AnyMessage) -> bytes:
 def decode(header: bytes) -> AnyMessage:
     """The message of a header that begins with ``CONTROL``. Raises msgspec.DecodeError."""
     return _DECODER.decode(memoryview(header)[1:])
-
-
-def encode_held(rows: Sequence[HeldRow]) -> bytes:
-    """The payload of ``Holdings``."""
-    return _ENCODER.encode(rows)
-
-
-def decode_held(payload: bytes | memoryview) -> list[HeldRow]:
-    """The rows of a ``Holdings`` payload."""
-    return _HELD.decode(payload)
-
-
-def encode_spans(spans: list[Span]) -> bytes:
-    """The payload of ``Report``."""
-    return _ENCODER.encode(spans)
-
-
-def decode_spans(payload: bytes | memoryview) -> list[Span]:
-    """The spans of a ``Report`` payload."""
-    return _SPANS.decode(payload)

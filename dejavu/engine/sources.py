@@ -11,6 +11,7 @@ from dejavu.control.holdings import HeldRow
 from dejavu.engine import messages as m
 from dejavu.engine.host import Host
 from dejavu.engine.kept import HeldPool, Kept
+from dejavu.engine.payloads import encode_held
 from dejavu.engine.peers import CONTROLLER
 from dejavu.errors import InvalidTransition, Retryable
 from dejavu.ids import RowId, WorkerName
@@ -40,7 +41,7 @@ class Sources:
         """The controller knows which cells are here."""
         held: list[HeldRow] = [row for one in self._kept.pools for row in one.rows.held(one.pool.layers)]
         held.extend(self._kept.replicas.held())
-        payload = (memoryview(m.encode_held(held)),)
+        payload = (memoryview(encode_held(held)),)
         self._host.tell(CONTROLLER, m.Holdings(epoch=self._host.plan.epoch), payload)
 
     def send(self, parts: Sequence[m.SendPart]) -> None:

@@ -12,6 +12,7 @@ from dejavu.control.journal import RestoreReceipt
 from dejavu.control.recovery import copied_bytes, copies_again, restore_of, restored_bytes
 from dejavu.control.ring import AdmittedRow
 from dejavu.engine import messages as m
+from dejavu.engine.payloads import decode_held
 from dejavu.ids import RowId, WorkerName
 from dejavu.serving.cluster_links import ClusterLinks
 from dejavu.serving.tracking import Tracked
@@ -75,7 +76,7 @@ class Restorer:
         holdings = {}
         for worker in workers:
             answer = answers[worker]
-            holdings[worker] = m.decode_held(answer.inbound.payload)
+            holdings[worker] = decode_held(answer.inbound.payload)
             answer.inbound.release()
         return holdings
 

@@ -16,6 +16,7 @@ from dejavu.control.plan import Plan
 from dejavu.control.receipts import receipts, with_repairs
 from dejavu.control.summary import summary
 from dejavu.engine import messages as m
+from dejavu.engine.payloads import decode_spans
 from dejavu.ids import RequestId
 from dejavu.report.completions import CompletionWriter
 from dejavu.report.counters import WorkerCounters
@@ -154,7 +155,7 @@ def _collect(cluster: RunningCluster, plan: Plan) -> tuple[dict[str, WorkerCount
         answer = answers[name]
         assert isinstance(answer.message, m.Report)
         counters[name] = answer.message.counters
-        spans[name] = m.decode_spans(answer.inbound.payload)
+        spans[name] = decode_spans(answer.inbound.payload)
         answer.inbound.release()
     return counters, spans
 

@@ -14,6 +14,7 @@ from dejavu.control.journal import RestoreReceipt
 from dejavu.control.plan import Plan
 from dejavu.engine import messages as m
 from dejavu.engine.mailbox import ClusterFenced, ClusterFormed, Event, Received
+from dejavu.engine.payloads import encode_held
 from dejavu.ids import Epoch, RequestId, RowId, WorkerName
 from dejavu.kv.layout import LayerRange
 from dejavu.request import Completion, Request
@@ -142,7 +143,7 @@ def next_token(token: int, step: int, row_id: int = 1, epoch: int = 1) -> Receiv
 
 
 def holdings(worker: str, *rows: HeldRow, epoch: int = 2) -> Received:
-    return received(m.Holdings(epoch=Epoch(epoch)), worker, m.encode_held(rows))
+    return received(m.Holdings(epoch=Epoch(epoch)), worker, encode_held(rows))
 
 
 PLAN = msgspec.structs.replace(colocated_plan(2, in_flight=1), replication=1)

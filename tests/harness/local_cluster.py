@@ -18,6 +18,7 @@ from dejavu.control.journal import RestoreReceipt
 from dejavu.control.placement import Declared, place
 from dejavu.control.plan import Plan
 from dejavu.engine import messages as m
+from dejavu.engine.payloads import decode_held, decode_spans
 from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.levels import StreamingLevel
 from dejavu.kv.pool import TORCH_DTYPES
@@ -114,7 +115,7 @@ class LocalCluster:
         for name, answer in answers.items():
             assert isinstance(answer.message, m.Report)
             counters[name] = answer.message.counters
-            m.decode_spans(answer.inbound.payload)
+            decode_spans(answer.inbound.payload)
             answer.inbound.release()
         return counters
 
@@ -126,7 +127,7 @@ class LocalCluster:
         answers = self.links.ask(message, workers, m.Holdings, timeout_s=DEADLINE_S)
         held = {}
         for name, answer in answers.items():
-            held[name] = m.decode_held(answer.inbound.payload)
+            held[name] = decode_held(answer.inbound.payload)
             answer.inbound.release()
         return held
 

@@ -14,6 +14,7 @@ from dejavu.control.ring import StepRow
 from dejavu.engine import messages as m
 from dejavu.engine.landing import Landing
 from dejavu.engine.mailbox import ChunksSpoilt, Mailbox, PeerLost, Received, RowsLanded, Wake
+from dejavu.engine.payloads import decode_spans, encode_spans
 from dejavu.engine.peers import Peers
 from dejavu.engine.replicas import Replicas
 from dejavu.ids import Epoch, RowId
@@ -130,7 +131,7 @@ def test_a_header_that_is_no_message_is_refused() -> None:
 
 def test_spans_survive_their_journey() -> None:
     spans = [Span("step", "compute", 1.0, 0.5, {"rows": 2})]
-    assert m.decode_spans(m.encode_spans(spans)) == spans
+    assert decode_spans(encode_spans(spans)) == spans
 
 
 class FakeLink:

@@ -17,6 +17,7 @@ from dejavu.engine.build import new_kept
 from dejavu.engine.host import Host
 from dejavu.engine.kept import HeldPool
 from dejavu.engine.mailbox import Mailbox
+from dejavu.engine.payloads import decode_held
 from dejavu.engine.pool_rows import PoolRows
 from dejavu.engine.sources import Sources
 from dejavu.ids import Epoch, RowId, WorkerName
@@ -136,7 +137,7 @@ def test_a_worker_says_what_lies_in_its_pools_and_copies() -> None:
     stand.sources.tell()
     ((peer, message, (payload,)),) = stand.told
     assert (peer, message) == ("controller", m.Holdings(epoch=Epoch(2)))
-    assert m.decode_held(payload) == [
+    assert decode_held(payload) == [
         HeldRow(A, SECOND, 5, False),
         HeldRow(B, LayerRange(0, 3), 4, False),
         HeldRow(A, FIRST, 3, True),
