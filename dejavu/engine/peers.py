@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -31,12 +32,23 @@ class Peers:
         self._timeout_s = timeout_s
         self._on_failed = on_failed
         self._links: dict[str, Link] = {}
+        self._is_aborted = False
+        self._lock = threading.Lock()  # links are made on one thread and may be aborted on another
         self._held: list[tuple[str, bytes, Sequence[Buffer], Future[None]]] | None = None
 
     def connect(self, name: str, address: str, *, timeout_s: float) -> None:
-        """A link to ``name`` is up; the log says by which transport. Raises TransportError, LinkRefused."""
+        """A link to ``name`` is up; the log says by which transport. Raises TransportError, LinkRefused.
+
+        A link that comes up after ``abort`` is aborted too (TransportError).
+        """
         link = self._transport.connect(address, self._hello, peer=name, timeout_s=timeout_s)
-        self._links[name] = link
+        with self._lock:
+            is_late = self._is_aborted
+            if not is_late:
+                self._links[name] = link
+        if is_late:
+            link.abort()
+            raise TransportError("the links of this epoch were aborted", peer=name, phase="connect")
         logger.info("link to %s at %s: %s", name, address, link.description)
 
     @property
@@ -47,7 +59,8 @@ class Peers:
     @property
     def names(self) -> tuple[str, ...]:
         """Connected peers."""
-        return tuple(self._links)
+        with self._lock:
+            return tuple(self._links)
 
     def send(self, owner: str, header: bytes, payload: Sequence[Buffer] = ()) -> Future[None]:
         """Queues raw bytes for ``owner`` (the ``Sender`` of DejaVuLib). Any thread; never blocks.
@@ -80,18 +93,24 @@ class Peers:
 
     def abort(self) -> None:
         """The links are gone now, and sends that were under way have failed."""
-        for link in self._links.values():
+        with self._lock:
+            self._is_aborted = True
+        for _, link in self._taken():
             link.abort()
-        self._links.clear()
 
     def close(self, timeout_s: float) -> None:
         """What was sent has been received; links are gone. A peer that is gone already is only logged."""
-        for name, link in self._links.items():
+        for name, link in self._taken():
             try:
                 link.close(timeout_s)
             except TransportError as error:
                 logger.debug("closing the link to %s: %s", name, error)
-        self._links.clear()
+
+    def _taken(self) -> list[tuple[str, Link]]:
+        with self._lock:
+            taken = list(self._links.items())
+            self._links.clear()
+        return taken
 
     def _check(self, owner: str, done: Future[None]) -> None:
         if done.cancelled():
