@@ -54,6 +54,7 @@ def test_fig11_measures_every_level_to_memory_and_disk_with_the_same_tokens(
     assert str(output) in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("nothing_left")
 def test_fig27_measures_full_against_off_for_each_batch_size(output: Path) -> None:
     output.mkdir()

@@ -50,7 +50,7 @@ def reach(run: Launched, moment: str) -> None:
         (signal.SIGINT, "work"),
         pytest.param(signal.SIGINT, "idle", marks=pytest.mark.grid),
         pytest.param(signal.SIGTERM, "work", marks=pytest.mark.grid),
-        (signal.SIGKILL, "load"),
+        pytest.param(signal.SIGKILL, "load", marks=pytest.mark.grid),
         (signal.SIGKILL, "work"),
     ],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else value,
@@ -67,22 +67,16 @@ def test_launcher_ended_by_a_signal_leaves_no_process_and_no_key(
     eventually(lambda: run.all_keys() == (), "no key is left", TTL_S + 5.0)
     if signum == signal.SIGKILL:
         assert status == -signal.SIGKILL
+        assert_a_relaunch_works_the_first_time(tmp_path / "again", store)
     else:
         assert status == 130
         assert "Traceback" not in err
         assert len([line for line in err.splitlines() if not line.startswith(PROGRESS)]) < 10
 
 
-@pytest.mark.faults
-def test_a_relaunch_after_a_killed_launcher_works_the_first_time(tmp_path: Path, store: StoreSpec) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    with launched(first, store, *LOAD, "workload.max_tokens=20") as run:
-        reach(run, "work")
-        run.send(signal.SIGKILL)
-        run.end()
-    with launched(second, store, "model=tiny-llama", "workload.num_requests=2", "workload.max_tokens=4") as run:
+def assert_a_relaunch_works_the_first_time(folder: Path, store: StoreSpec) -> None:
+    folder.mkdir()
+    with launched(folder, store, "model=tiny-llama", "workload.num_requests=2", "workload.max_tokens=4") as run:
         status, out, err = run.end(120.0)
     assert status == 0, err
     assert "2 of 2 finished" in out

@@ -21,6 +21,7 @@ from harness.launched import Launched, eventually, launched, own_store
 
 pytestmark = pytest.mark.faults
 
+NUM_REQUESTS = 150
 LOAD = ["model=tiny-llama", "workload=synthetic", "workload.prompt_tokens=30", "workload.max_tokens=20"]
 
 
@@ -43,7 +44,7 @@ def kill_one(run: Launched, num_workers: int, role: str) -> str:
 def test_worker_killed_in_the_middle_of_work_costs_no_request_and_the_report_tells_of_it(
     role: str, may_grow: str, how: str, tmp_path: Path, store: StoreSpec
 ) -> None:
-    words = ["workload.num_requests=400", f"strategy.may_grow={may_grow}"]
+    words = [f"workload.num_requests={NUM_REQUESTS}", f"strategy.may_grow={may_grow}"]
     with launched(tmp_path, store, *LOAD, *words) as run:
         victim = kill_one(run, 2, role)
         status, out, err = run.end(120.0)
@@ -51,7 +52,7 @@ def test_worker_killed_in_the_middle_of_work_costs_no_request_and_the_report_tel
         metrics = json.loads((run.folder / "metrics.json").read_text())
     assert status == 0, err
     assert "Traceback" not in err
-    assert len({completion.id for completion in completions}) == len(completions) == 400
+    assert len({completion.id for completion in completions}) == len(completions) == NUM_REQUESTS
     assert all((one.finish_reason, len(one.tokens)) == ("length", 20) for one in completions)
     (repair,) = metrics["repairs"]
     assert [failure["worker"] for failure in repair["failures"]] == [victim]
