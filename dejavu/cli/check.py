@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +20,16 @@ from dejavu.errors import ConfigError
 MOST_JOBS = 24
 """Jobs of a sweep that are checked beforehand; each composes for some hundredths of a second."""
 
+_HYDRAS = ("hydra.", "hydra/")
 
-def check_command(args: argparse.Namespace, directory: Path, check_config: Callable[[Config], None]) -> None:
+
+def check_command(
+    args: argparse.Namespace, directory: Path, check_config: Callable[[Config], None]
+) -> tuple[tuple[str, ...], ...]:
     """The command can be carried out as far as the declaration shows; ``args.overrides`` is in Hydra's form.
+
+    Returns the overrides of a sweep's points; of anything else, nothing. A point that is refused does not stop a sweep
+    of which another one may run: it is refused again in its turn, and the others have their outputs.
 
     Args:
         args: flags and overrides.
@@ -30,7 +37,7 @@ def check_command(args: argparse.Namespace, directory: Path, check_config: Calla
         check_config: raises ConfigError for a declaration that cannot be run.
 
     Raises:
-        ConfigError: of at most three lines.
+        ConfigError: of at most three lines; of a sweep, the first point's when each that was checked is refused.
     """
     args.overrides = normalise(args.overrides)
     with composer(args) as compose:
@@ -38,26 +45,46 @@ def check_command(args: argparse.Namespace, directory: Path, check_config: Calla
         has_sweep = any(override.is_sweep_override() for override in parsed)
         if is_query(args):
             compose.compose(args.overrides)
-            return
-        for tree in _trees(compose, args, directory, has_sweep=has_sweep):
+            return ()
+        tree, jobs = _first_tree(compose, args, directory, has_sweep=has_sweep)
+        if tree is not None:
             check_config(load(declaration(tree), directory))
+            return ()
+        refused = list(_refused(compose, jobs[:MOST_JOBS], directory, check_config))
+        if len(refused) == len(jobs[:MOST_JOBS]):
+            raise refused[0]
+        return tuple(
+            tuple(text for text in job if not text.startswith(("hydra.", "hydra/", "+hydra", "++hydra")))
+            for job in jobs
+        )
 
 
-def _trees(compose: Composer, args: argparse.Namespace, directory: Path, *, has_sweep: bool) -> Iterator[DictConfig]:
-    """What the command composes: one tree, or one for each of the first jobs of a sweep."""
+def _first_tree(
+    compose: Composer, args: argparse.Namespace, directory: Path, *, has_sweep: bool
+) -> tuple[DictConfig | None, list[list[str]]]:
+    """What the command composes: one tree; or None, and the overrides of each job of a sweep."""
     if not (args.multirun or has_sweep):
         tree = compose.compose(args.overrides)
         if tree.hydra.mode != RunMode.MULTIRUN:
             _check_output("hydra.run.dir", directory / str(tree.hydra.run.dir))
-            yield tree
-            return
+            return tree, []
     whole = compose.compose(args.overrides, multirun=True)
     if not (args.multirun or whole.hydra.mode == RunMode.MULTIRUN):
         # Raises: several values without -m.
         compose.compose(args.overrides)
     _check_output("hydra.sweep.dir", directory / str(whole.hydra.sweep.dir))
-    for job in sweep_jobs(whole, args.overrides, most=MOST_JOBS):
-        yield compose.compose(job)
+    return None, sweep_jobs(whole, args.overrides)
+
+
+def _refused(
+    compose: Composer, jobs: Sequence[Sequence[str]], directory: Path, check_config: Callable[[Config], None]
+) -> Iterator[ConfigError]:
+    """Why each of the jobs that cannot be run is refused."""
+    for job in jobs:
+        try:
+            check_config(load(declaration(compose.compose(job)), directory))
+        except ConfigError as error:
+            yield error
 
 
 def _check_output(key: str, folder: Path) -> None:

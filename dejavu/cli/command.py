@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 import dejavu
@@ -17,8 +19,10 @@ from dejavu.cli.check import check_command
 from dejavu.cli.completion import bash_script, check_request
 from dejavu.cli.composer import CONFIG_NAME, conf_location, prepare_hydra
 from dejavu.cli.interruption import Interruption
-from dejavu.cli.job import ExitCode, run_job, tell
-from dejavu.config import Config, check_paths, validate
+from dejavu.cli.job import ExitCode, JobEnd, run_job, tell
+from dejavu.cli.sweep import Sweep
+from dejavu.clock import SystemClock
+from dejavu.config import Compute, Config, check_paths, validate
 from dejavu.errors import ConfigError
 
 
@@ -31,6 +35,7 @@ def run_command(argv: Sequence[str], interruption: Interruption) -> int:
     if "--version" in argv:
         sys.stdout.write(f"dejavu {dejavu.__version__}\n")
         return ExitCode.DONE
+    points: tuple[tuple[str, ...], ...] = ()
     try:
         args = read_arguments(argv)
         if args.shell_completion:
@@ -39,11 +44,11 @@ def run_command(argv: Sequence[str], interruption: Interruption) -> int:
                 sys.stdout.write(script)
                 return ExitCode.DONE
         elif not args.hydra_help:
-            check_command(args, Path.cwd(), check_config)
+            points = check_command(args, Path.cwd(), check_config)
     except ConfigError as error:
         tell(str(error))
         return ExitCode.WRONG_CONFIG
-    return _run_hydra_jobs(args, interruption)
+    return _run_hydra_jobs(args, interruption, Sweep(points))
 
 
 def check_config(config: Config) -> None:
@@ -57,18 +62,31 @@ def check_config(config: Config) -> None:
     check_paths(config)
     if not config.model.is_shape:
         check_model(model_source(config.model))
+    if not config.model.is_shape or config.model.compute is Compute.modelled:
         check_shape_early(config)
     check_workload(config.workload)
 
 
-def _run_hydra_jobs(args: argparse.Namespace, interruption: Interruption) -> int:
+def _run_hydra_jobs(args: argparse.Namespace, interruption: Interruption, sweep: Sweep) -> int:
     prepare_hydra()
-    codes: list[ExitCode] = []
+    ends: list[JobEnd] = []
+    folders: list[Path] = []
 
     def job(tree: DictConfig) -> None:
-        code = run_job(tree, check_config, interrupted=lambda: interruption.happened)
-        codes.append(code)
-        if code is ExitCode.INTERRUPTED:
+        hydra = HydraConfig.get()
+        is_point = hydra.mode == RunMode.MULTIRUN
+        end = run_job(
+            tree,
+            check_config,
+            interrupted=lambda: interruption.happened,
+            begun=sweep.begin,
+            clock=SystemClock(),
+        )
+        ends.append(end)
+        if is_point:
+            folders.append(Path(hydra.runtime.cwd) / hydra.sweep.dir)
+            sweep.end(end)
+        if end.code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
 
     try:
@@ -82,6 +100,10 @@ def _run_hydra_jobs(args: argparse.Namespace, interruption: Interruption) -> int
     except SystemExit as ended:
         if ended.code not in (None, 0):
             return ExitCode.FAILED
-    if not codes and not is_query(args):
+    finally:
+        # Also of a sweep that was interrupted: its points until then.
+        if folders:
+            sweep.close(folders[0])
+    if not ends and not is_query(args):
         return ExitCode.FAILED
-    return max(codes, key=ExitCode.severity, default=ExitCode.DONE)
+    return max((end.code for end in ends), key=ExitCode.severity, default=ExitCode.DONE)

@@ -108,13 +108,12 @@ def declaration(tree: DictConfig) -> DictConfig:
     return tree
 
 
-def sweep_jobs(tree: DictConfig, overrides: Sequence[str], *, most: int) -> list[list[str]]:
-    """The overrides of each job of a sweep as Hydra's basic sweeper makes them; the first ``most`` jobs.
+def sweep_jobs(tree: DictConfig, overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each job of a sweep as Hydra's basic sweeper makes them.
 
     Args:
         tree: composed for the sweep; its ``hydra.sweeper.params`` join in.
         overrides: as on the command line.
-        most: a bound on the answer's length.
     """
     params = OmegaConf.select(tree, "hydra.sweeper.params") or {}
     parser = OverridesParser.create()
@@ -124,4 +123,4 @@ def sweep_jobs(tree: DictConfig, overrides: Sequence[str], *, most: int) -> list
         task_overrides = [override for override in parsed if not override.is_hydra_override()]
         batches = BasicSweeper.split_arguments(task_overrides, None)
     # A job is composed as a single run, whatever an experiment says of the mode.
-    return [[*hydra_overrides, *job] for job in itertools.islice(itertools.chain.from_iterable(batches), most)]
+    return [[*hydra_overrides, *job] for job in itertools.chain.from_iterable(batches)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -104,14 +105,27 @@ def test_a_wrong_declaration_ends_with_2_before_anything_is_made(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_runs_every_job_and_ends_with_the_worst_code(tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    code, _, err = finish(
-        tmp_path, "second", "-m", "strategy.split.prompt=1,2,3", "hydra.sweep.dir=out", "workload=synthetic"
+def test_a_sweep_runs_every_job_names_the_failed_ones_at_the_end_and_ends_with_the_worst_code(tmp_path: Path) -> None:
+    code, out, err = finish(
+        tmp_path, "second", "-m", "strategy.split.prompt=1,2,0,3", "hydra.sweep.dir=out", "workload=synthetic"
     )
     assert code == 3
-    assert err.splitlines() == ["error: job 1 (strategy.split.prompt=2 workload=synthetic): needs 10 GB, has 5"]
-    assert len(run_logs(tmp_path)) == 3
+    assert out == ""
+    assert len(run_logs(tmp_path)) == 4
+    lines = err.splitlines()
+    assert "error: job 1 (strategy.split.prompt=2 workload=synthetic): needs 10 GB, has 5" in lines
+    assert lines[0] == "job 0 (1 of 4): strategy.split.prompt=1"
+    assert lines[1].startswith("job 0 (1 of 4): done in ")
+    assert lines[-4] == "2 of 4 points failed:"
+    assert lines[-3] == "  job 1 (strategy.split.prompt=2): needs 10 GB, has 5"
+    assert lines[-2].startswith("  job 2 (strategy.split.prompt=0): strategy.split.prompt=0: ")
+    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open(encoding="utf-8")))
+    assert [(row["job"], row["strategy.split.prompt"], row["outcome"]) for row in rows] == [
+        ("0", "1", "done"),
+        ("1", "2", "infeasible"),
+        ("2", "0", "wrong_config"),
+        ("3", "3", "done"),
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

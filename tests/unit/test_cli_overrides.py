@@ -162,12 +162,16 @@ def test_a_missing_model_folder_is_a_missing_folder_and_not_a_misspelt_hub_name(
 def test_a_relative_path_starts_at_the_users_directory_in_a_sweep_too(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     check(tmp_path, "-m", "model=local", "model.path=one", "strategy.split.prompt=1,2")
-    message = refusal(tmp_path, "-m", "model=local", "model.path=one,two")
+    message = refusal(tmp_path, "-m", "model=local", "model.path=two,three")
     assert f"model.path={tmp_path / 'two'}" in message
 
 
-def test_each_value_of_a_sweep_is_checked(tmp_path: Path) -> None:
-    assert "strategy.split.prompt=0" in refusal(tmp_path, "-m", "strategy.split.prompt=1,0")
+def test_a_sweep_is_refused_where_no_point_can_run_and_a_point_where_another_one_can(tmp_path: Path) -> None:
+    check(tmp_path, "-m", "strategy.split.prompt=1,0")
+    assert "strategy.split.prompt=0" in refusal(tmp_path, "-m", "strategy.split.prompt=0,-1")
+
+
+def test_names_that_a_sweep_chooses_are_checked_before_any_point_runs(tmp_path: Path) -> None:
     assert "tiny-lama" in refusal(tmp_path, "-m", "model=tiny-llama,tiny-lama")
 
 
@@ -177,7 +181,8 @@ def test_several_values_without_a_sweep_are_refused_with_the_flag_that_is_missin
 
 def test_the_jobs_of_a_sweeping_experiment_are_checked(tmp_path: Path) -> None:
     check(tmp_path, "experiment=splits")
-    assert "cluster.num_workers=2" in refusal(tmp_path, "experiment=splits", "cluster.num_workers=2")
+    check(tmp_path, "experiment=splits", "cluster.num_workers=2")
+    assert "cluster.num_workers=1" in refusal(tmp_path, "experiment=splits", "cluster.num_workers=1")
 
 
 def test_a_variable_of_the_transport_needs_no_plus(tmp_path: Path) -> None:

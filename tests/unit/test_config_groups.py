@@ -24,6 +24,7 @@ GROUPS = (
     "store",
     "fault",
     "profile",
+    "bench",
     "experiment",
 )
 NEEDS = {
@@ -39,6 +40,7 @@ NEEDS = {
     "model=shape": [
         f"model.shape.{key}=8" for key in ("num_layers", "hidden_size", "num_heads", "feed_forward_size", "vocab_size")
     ],
+    "workflow=status": ["store=external", "store.endpoints=[localhost:2379]"],
     "workflow=recovery": ["experiment=fig14"],
     "store=external": ["store.endpoints=[localhost:2379]"],
 }
@@ -59,7 +61,10 @@ def composed(hydra: Composer, *overrides: str) -> Config:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_and_is_valid(hydra: Composer, option: str) -> None:
     planned = option.removeprefix("model=") in SHAPE_KINDS
-    needs = [*NEEDS.get(option, []), *(["workflow=plan", *NEEDS["workflow=plan"]] if planned else [])]
+    needs = [
+        *NEEDS.get(option, []),
+        *(["workflow=plan", "workload=lmsys-like", *NEEDS["workflow=plan"]] if planned else []),
+    ]
     validate(composed(hydra, option, *needs))
 
 
@@ -87,8 +92,11 @@ def test_the_default_is_smollm2_on_one_prompt_and_one_token_worker_with_an_embed
     assert config.model.dtype is Dtype.float32
 
 
-def test_in_flight_defaults_to_the_depth_of_the_pipeline_that_makes_tokens(hydra: Composer) -> None:
+def test_in_flight_defaults_to_the_token_pipelines_depth_and_for_whole_microbatches_to_both_depths(
+    hydra: Composer,
+) -> None:
     assert composed(hydra, "strategy.split.token=3").strategy.num_in_flight == 3
+    assert composed(hydra, "strategy.split.token=3", "strategy.scheduling=microbatch").strategy.num_in_flight == 4
     assert composed(hydra, "strategy=colocated", "strategy.stages=2").strategy.num_in_flight == 2
     assert composed(hydra, "strategy.in_flight=5").strategy.num_in_flight == 5
 
@@ -119,7 +127,7 @@ def test_the_stores_password_comes_from_the_environment_and_is_not_shown(
 def test_the_experiment_over_splits_is_a_sweep_of_four_valid_jobs(hydra: Composer) -> None:
     tree = hydra.compose(["experiment=splits"], multirun=True)
     assert tree.hydra.mode.name == "MULTIRUN"
-    jobs = sweep_jobs(tree, ["experiment=splits"], most=10)
+    jobs = sweep_jobs(tree, ["experiment=splits"])
     depths = [composed(hydra, *job).strategy.depths for job in jobs]
     assert sorted((depth["prompt"], depth["token"]) for depth in depths) == [(1, 1), (1, 2), (2, 1), (2, 2)]
     for job in jobs:
