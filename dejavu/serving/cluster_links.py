@@ -51,7 +51,8 @@ class ClusterLinks:
     def row_holders(self, message: m.AnyMessage) -> None:
         """Every stage that keeps something of a row which must be let go is told."""
         plan = self.plan
-        keeps_all = plan.mode == "disaggregated" or plan.stream_to is not None or plan.is_replicated
+        # A stage that swaps would bring in rows that have ended.
+        keeps_all = plan.mode == "disaggregated" or plan.stream_to is not None or plan.is_replicated or plan.swapping
         stages = plan.token_pipeline.stages if keeps_all else plan.token_pipeline.stages[:1]
         for stage in (*stages, *plan.memory_stages):
             self._peers.tell(stage.worker, message)

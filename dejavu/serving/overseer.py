@@ -7,6 +7,7 @@ from typing import Protocol
 
 from dejavu.control.journal import RestoreReceipt
 from dejavu.control.plan import Plan
+from dejavu.engine.messages import AnyMessage
 from dejavu.ids import Epoch, WorkerName
 from dejavu.serving.cluster_links import ClusterLinks
 
@@ -38,6 +39,27 @@ class Watcher(Protocol):
 
     def phase(self, name: str) -> None:
         """``prompt``, ``handoff``, ``fence``, ``replace``, ``restore`` or ``resume`` has begun."""
+
+
+class Meters(Protocol):
+    """Who reads the workers' meters while they serve. On the controller's thread; returns soon."""
+
+    def beat(self, links: ClusterLinks, now_s: float) -> None:
+        """Workers may be asked now. Comes between events, several times a second, never between two epochs."""
+
+    def heard(self, message: AnyMessage, worker: str) -> bool:
+        """A worker has said something that the controller itself does not know. Returns whether it was meant here."""
+
+
+class Unmetered:
+    """The ``Meters`` that reads none."""
+
+    def beat(self, links: ClusterLinks, now_s: float) -> None:
+        """Nothing."""
+
+    def heard(self, message: AnyMessage, worker: str) -> bool:
+        """Nothing is meant here."""
+        return False
 
 
 class Unwatched:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from dejavu.control.admission import Assigned
 from dejavu.control.ending import FinishReason, Limits, ending
 from dejavu.control.ring import AdmittedRow
-from dejavu.models.tokenizer import IncrementalDecoder, TextCodec
-from dejavu.request import Completion, Request
+from dejavu.ids import RowId
+from dejavu.models.tokenizer import TextCodec
+from dejavu.request import Completion, Request, TokenLogprobs
+from dejavu.serving.growing_text import GrowingText
+from dejavu.serving.source import Listener
 
 
 def limits_of(request: Request, eos_token_ids: tuple[int, ...]) -> Limits:
@@ -39,12 +42,17 @@ def refusal_of(request: Request, *, max_length: int, vocab_size: int) -> str | N
 
 @dataclass(slots=True, kw_only=True)
 class Tracked:
-    """A request that has a row. Mutable; the controller's main thread owns it."""
+    """A request that is open. Mutable; the controller's main thread owns it."""
 
     request: Request
     limits: Limits
     codec: TextCodec | None
+    listener: Listener | None = None
+    row_id: RowId | None = None
+    """The row of its present attempt, once its prompt was sent."""
     attempt: int = 1
+    has_begun: bool = False
+    """Whether its listener has heard that it was started."""
     resumed: int = 0
     """Repairs that it has survived."""
     strikes: int = 0
@@ -53,13 +61,12 @@ class Tracked:
     """Tokens at the end of ``tokens`` that are being made again, one by one; their users have them already."""
     tokens: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
-    _decoder: IncrementalDecoder | None = None
-    _text: str = ""
+    _text: GrowingText | None = None
     _num_at_repair: int = -1
 
     def __post_init__(self) -> None:
-        if self.request.stop and self.codec is not None:
-            self._decoder = IncrementalDecoder(self.codec)
+        if self.codec is not None and (self.request.stop or self.listener is not None):
+            self._text = GrowingText(self.codec, self.request.stop)
 
     @property
     def num_done(self) -> int:
@@ -88,22 +95,39 @@ class Tracked:
             ready_stages=ready_stages,
         )
 
+    def begin_again(self) -> None:
+        """The attempt is over: the request waits for another row, with its tokens known."""
+        self.attempt += 1
+        self.replayed = 0
+        self.row_id = None
+
+    def give_up_row(self) -> None:
+        """Its row is another's: the request waits for one, with its tokens known. That is no failure of an attempt."""
+        self.replayed = 0
+        self.row_id = None
+
     def survive(self, *, is_another: bool) -> None:
         """The request goes on in a new epoch: of another repair than the last one, or of the same."""
         self.resumed += is_another
         self.strikes = self.strikes + 1 if len(self.tokens) == self._num_at_repair else 1
         self._num_at_repair = len(self.tokens)
 
-    def take(self, token: int, now_s: float) -> FinishReason | None:
-        """The token is the request's next one. Returns why it ends the request, or None."""
+    def take(self, token: int, now_s: float, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
+        """The token is the request's next one, and its listener has it. Returns why it ends the request, or None."""
         self.tokens.append(token)
         self.token_times_s.append(now_s)
         reason = ending(token, len(self.tokens), self.limits)
-        if self._decoder is not None and token not in self.limits.eos_token_ids:
-            self._text += self._decoder.push(token)
-            if self._stop_at() is not None:
-                return "stop"
+        text = self._text
+        if text is not None and token not in self.limits.eos_token_ids and text.push(token):
+            reason = "stop"
+        if self.listener is not None:
+            self.listener.token(token, "" if text is None else text.take(), logprobs)
         return reason
+
+    def end(self, completion: Completion) -> None:
+        """The listener has the request's line, and the text that was held back."""
+        if self.listener is not None:
+            self.listener.ended(completion, "" if self._text is None else self._text.rest_of(completion.text))
 
     def completion(self, finish_reason: str, end_s: float, *, error: str | None = None) -> Completion:
         """The request's line; its text ends before the stop string."""
@@ -121,15 +145,11 @@ class Tracked:
             prompt=self.request.prompt_text,
         )
 
-    def _stop_at(self) -> int | None:
-        found = [at for stop in self.request.stop if (at := self._text.find(stop)) >= 0]
-        return min(found, default=None)
-
     def _final_text(self) -> str:
         if self.codec is None:
             return ""
-        at = self._stop_at()
-        return self.codec.decode(self.tokens) if at is None else self._text[:at]
+        before_stop = None if self._text is None else self._text.before_stop
+        return self.codec.decode(self.tokens) if before_stop is None else before_stop
 
 
 def refused(request: Request, reason: str, now_s: float) -> Completion:
