@@ -14,11 +14,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    top_logprobs: int | None = None
+    """So many of the likeliest tokens are told beside each token, with their log-probabilities; None: not even its."""
 
     @property
     def is_greedy(self) -> bool:
         """True when no random draw is made."""
         return self.temperature == 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """True for a greedy choice of which nothing more is to be told."""
+        return self.is_greedy and self.top_logprobs is None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +43,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Why this request cannot be served, when that is known before it is submitted (e.g. an empty prompt)."""
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """How likely a token was, before temperature, top-k and top-p; natural logarithms."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens of its place and theirs, likeliest first; as many as were asked for."""
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A line of ``completions.jsonl``. Times are seconds since the start of the run."""
 
@@ -44,7 +59,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     text: str
     finish_reason: str
-    """``stop`` (EOS or stop string), ``length``, ``abort`` or ``error``."""
+    """``stop`` (EOS or stop string), ``length``, ``abort`` (given up by its user), ``timeout`` or ``error``."""
     arrival_s: float
     first_token_s: float | None
     end_s: float

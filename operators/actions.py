@@ -69,6 +69,21 @@ class DropJournal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutChange:
+    """What became of the declared state of this revision is to be in the store."""
+
+    revision: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropChange:
+    """What became of the declared state of this revision is to leave the store."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
     """People are to read this in the log."""
 
@@ -99,6 +114,8 @@ Action: TypeAlias = (
     | TellFormed
     | PutJournal
     | DropJournal
+    | PutChange
+    | DropChange
     | Say
     | PutStatus
     | FailRun

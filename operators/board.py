@@ -15,7 +15,7 @@ from dejavu.store.client import StoreClient
 from dejavu.store.faults import StoreUnavailable, is_lease_gone
 from dejavu.store.keys import Keys
 from dejavu.store.lease import LeaseKeeper
-from operators.observation import Observed, journals_of, members_of
+from operators.observation import Observed, changes_of, journals_of, members_of
 from operators.processes import Launcher
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ class StoreBoard:
             own_key_present=self._own_key is None or values.get(self._keys.controller) == self._own_key,
             losses=self._keeper.losses,
             journals=journals_of(snapshot, self._keys),
+            changes=changes_of(snapshot, self._keys),
         )
 
     def put_spec(self, value: bytes) -> None:
@@ -108,21 +109,34 @@ class StoreBoard:
 
     def put_journal(self, number: int, value: bytes) -> None:
         """The journal of that repair is in the store, or the next look tries again."""
-        key = self._keys.repairs(number)
+        self._put(self._keys.repairs(number), value)
+
+    def drop_journal(self, number: int) -> None:
+        """The journal of that repair is not in the store, or the next look tries again."""
+        self._drop(self._keys.repairs(number))
+
+    def put_change(self, revision: int, value: bytes) -> None:
+        """What became of that revision is in the store, or the next look tries again."""
+        self._put(self._keys.changes(revision), value)
+
+    def drop_change(self, revision: int) -> None:
+        """What became of that revision is not in the store, or the next look tries again."""
+        self._drop(self._keys.changes(revision))
+
+    def put_status(self, value: bytes) -> None:
+        """The conditions will be in the store."""
+        self._keeper.update(self._keys.status, value)
+
+    def _put(self, key: str, value: bytes) -> None:
         try:
             entry = self._client.get(key)
         except StoreUnavailable:
             return
         self._swap(key, None if entry is None else entry.value, value)
 
-    def drop_journal(self, number: int) -> None:
-        """The journal of that repair is not in the store, or the next look tries again."""
+    def _drop(self, key: str) -> None:
         with contextlib.suppress(StoreUnavailable):
-            self._client.delete(self._keys.repairs(number))
-
-    def put_status(self, value: bytes) -> None:
-        """The conditions will be in the store."""
-        self._keeper.update(self._keys.status, value)
+            self._client.delete(key)
 
     def _swap(self, key: str, previous: bytes | None, value: bytes) -> bool | None:
         try:

@@ -29,7 +29,8 @@ def failures_of(
     )
     if found or not state.is_fenced or not state.has_served or observed.members is None:
         return found
-    if state.journal is not None and state.journal.phase == "replace":
+    # By a repair, or by a change of the declared state.
+    if state.formed_epoch != plan.epoch:
         since_s = {name: max((state.fenced_s, state.blind_s, *state.starts.get(name, ()))) for name in plan.workers}
         found = detection.late(plan, state.attendance, since_s, now, timeout_s=rules.start_timeout_s)
     if found or now.monotonic_s - state.blind_s < rules.confirm_s:

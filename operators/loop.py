@@ -14,12 +14,14 @@ from dejavu.control.member import encode_json
 from dejavu.control.plan import Plan
 from dejavu.errors import DejavuError
 from dejavu.ids import Epoch, WorkerName
-from operators import journals, placement, recovery, status
+from operators import changes, journals, placement, recovery, status
 from operators.actions import (
     Action,
+    DropChange,
     DropJournal,
     FailRun,
     KillWorker,
+    PutChange,
     PutJournal,
     PutPlan,
     PutSpec,
@@ -59,6 +61,10 @@ class Board(Protocol):
 
     def drop_journal(self, number: int) -> None: ...
 
+    def put_change(self, revision: int, value: bytes) -> None: ...
+
+    def drop_change(self, revision: int) -> None: ...
+
     def put_status(self, value: bytes) -> None: ...
 
 
@@ -69,12 +75,13 @@ class ClusterOperator:
 
     Args:
         plan: of the first epoch.
-        spec: the declared state, as the store is to hold it.
+        spec: the declared state, as the store is to hold it; a newer revision that is found there is taken up.
         may_grow: a dead worker's place may be taken by a new process; else the others share its layers.
         confirm_s: how long a suspicion waits for the exit or the end of the lease that explains it: TTL + 1.5 s.
         patience_s: how long workers may be missed that a wiped or restarted store has lost.
         start_timeout_s: how long a worker may take to serve in a new epoch before it counts as failed.
         device_memory_bytes: what a worker's device has, for a plan that is cut anew; None: not checked.
+        host_memory_bytes: what its host has for KV that is swapped; None: not checked.
         on_fenced: told once of each new plan, when it is in force.
         on_formed: told once of each epoch (the first one, too), when every worker serves in it, and where.
         on_failure: told once why the run cannot go on.
@@ -99,17 +106,18 @@ class ClusterOperator:
         on_failure: Callable[[str, WorkerName | None], None],
         on_journal: Callable[[RepairJournal], None] = lambda journal: None,
         device_memory_bytes: int | None = None,
+        host_memory_bytes: int | None = None,
         wake: threading.Event | None = None,
     ) -> None:
-        self._state = RepairState(plan=plan)
+        self._state = RepairState(plan=plan, spec=spec)
         self._rules = Rules(
             may_grow=may_grow,
             confirm_s=confirm_s,
             patience_s=patience_s,
             start_timeout_s=start_timeout_s,
             device_memory_bytes=device_memory_bytes,
+            host_memory_bytes=host_memory_bytes,
         )
-        self._spec = spec
         self._board = board
         self._launcher = launcher
         self._clock = clock
@@ -142,7 +150,7 @@ class ClusterOperator:
 
     def resumed(self, epoch: Epoch, receipt: RestoreReceipt) -> None:
         """The controller's rows go on in this epoch: its repair is done, unless the epoch was left. Any thread."""
-        self._changes.put(lambda state: recovery.resumed(state, epoch, receipt))
+        self._changes.put(lambda state: changes.resumed(recovery.resumed(state, epoch, receipt), epoch, receipt))
         self._wake.set()
 
     def wait_serving(self, timeout_s: float) -> bool:
@@ -177,11 +185,14 @@ class ClusterOperator:
         now = Moment(monotonic_s=self._clock.monotonic(), wall_s=self._clock.now())
         before = self._state
         state, repairs = recovery.step(self._changed(before), observed, now, self._rules)
+        state, asked = changes.step(state, observed, now, self._rules)
         after = status.conditions(state, observed, self._conditions, now.wall_s)
         actions = (
-            *placement.decide(self._spec, state.newest, observed),
+            *placement.decide(state.spec, state.newest, observed),
             *repairs,
+            *asked,
             *journals.decide(state.journals, observed),
+            *changes.decide(state.changes, observed),
             *status.decide(self._conditions, after),
         )
         self._observed, self._state, self._conditions = observed, state, after
@@ -206,17 +217,25 @@ class ClusterOperator:
             for line in journals.told(old.get(journal.number), journal):
                 logger.info("%s", line)
             self._on_journal(journal)
+        earlier = {change.revision: change for change in before.changes[-1:]}
+        for change in after.changes[max(len(before.changes) - 1, 0) :]:
+            if text := changes.told(earlier.get(change.revision), change):
+                logger.info("%s", text)
 
     def _act(self, action: Action) -> None:
         match action:
             case PutSpec():
-                self._board.put_spec(self._spec)
+                self._board.put_spec(self._state.spec)
             case PutPlan():
                 self._put_plan(action)
             case PutJournal():
                 self._board.put_journal(action.number, action.value)
             case DropJournal():
                 self._board.drop_journal(action.number)
+            case PutChange():
+                self._board.put_change(action.revision, action.value)
+            case DropChange():
+                self._board.drop_change(action.revision)
             case PutStatus():
                 self._board.put_status(action.value)
             case StartWorker():

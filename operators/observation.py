@@ -66,6 +66,8 @@ class Observed:
     """How often this controller's own lease was lost so far."""
     journals: Mapping[int, bytes] = field(default_factory=dict)
     """Repair journals in the store."""
+    changes: Mapping[int, bytes] = field(default_factory=dict)
+    """Changes of the declared state in the store, by its revision."""
 
 
 def members_of(snapshot: Snapshot, keys: Keys) -> dict[WorkerName, Member]:
@@ -87,3 +89,9 @@ def journals_of(snapshot: Snapshot, keys: Keys) -> dict[int, bytes]:
     """The repair journals by number; a key that is none of ours is left out."""
     numbered = ((keys.repair_of(entry.key), entry.value) for entry in snapshot.entries)
     return {number: value for number, value in numbered if number is not None}
+
+
+def changes_of(snapshot: Snapshot, keys: Keys) -> dict[int, bytes]:
+    """The changes of the declared state by revision; a key that is none of ours is left out."""
+    numbered = ((keys.change_of(entry.key), entry.value) for entry in snapshot.entries)
+    return {revision: value for revision, value in numbered if revision is not None}

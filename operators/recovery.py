@@ -84,6 +84,8 @@ def _adopt(state: RepairState, observed: Observed, now: Moment) -> Step:
         return state, ()
     answered, left = state.findings[: state.num_covered], state.findings[state.num_covered :]
     dead = [finding.failure.worker for finding in answered if finding.is_dead]
+    # A standby that is wanted no longer.
+    dead += [name for name in state.plan.standby if name not in (*plan.workers, *plan.standby, *dead)]
     journal = state.journal
     if journal is not None:
         journal = changed(journal, fenced_s=now.wall_s, phase="fence" if left else "replace")

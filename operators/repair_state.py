@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dejavu.control.journal import Failure, RepairJournal
 from dejavu.control.plan import Plan
+from dejavu.control.spec_change import SpecChange
 from dejavu.ids import Epoch, IncarnationId, WorkerName
 from operators.detection import ProcessKey, Suspicion
 from operators.launch import Starts
@@ -28,6 +29,8 @@ class Rules:
     """How long a worker may take to serve in a new epoch."""
     device_memory_bytes: int | None = None
     """What the survivors have for a plan that is cut anew; None: not checked."""
+    host_memory_bytes: int | None = None
+    """What a worker's host has for KV that is swapped; None: not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,10 @@ class RepairState:
     journal: RepairJournal | None = None
     """Of the repair that is going on."""
     finished: tuple[RepairJournal, ...] = ()
+    spec: bytes = b""
+    """The declared state that the plan answers, as the store is to have it."""
+    changes: tuple[SpecChange, ...] = ()
+    """Of the declared state, oldest first; the last one may be going on."""
     problem: str | None = None
     """Why the run cannot go on; nothing is decided any more."""
     # Before the cluster serves, a lease that is missed is given the long patience.
@@ -83,6 +90,11 @@ class RepairState:
         return self.pending or self.plan
 
     @property
+    def change(self) -> SpecChange | None:
+        """The change that is going on."""
+        return self.changes[-1] if self.changes and not self.changes[-1].is_over else None
+
+    @property
     def is_fenced(self) -> bool:
         """True while every failure that is known has been answered by the plan in force."""
         return self.pending is None and not self.findings
@@ -96,4 +108,5 @@ class RepairState:
     def is_hurried(self) -> bool:
         """True while something is to be seen as soon as it happens."""
         repairing = self.journal is not None and self.journal.phase in ("fence", "replace")
-        return repairing or bool(self.suspicions) or bool(self.attendance.missing_since_s)
+        changing = self.change is not None and self.change.phase == "form"
+        return repairing or changing or bool(self.suspicions) or bool(self.attendance.missing_since_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from operators import journals
+from operators import changes, journals
 from operators.actions import Action, PutStatus
 from operators.membership import serves
 from operators.observation import Observed
@@ -34,6 +34,8 @@ def conditions(state: RepairState, observed: Observed, before: Conditions, now_s
         return _made(before, now_s, ready=(False, reason), degraded=(True, reason), repairing=(True, reason))
     if observed.members is None:
         return before
+    if state.change is not None:
+        return _made(before, now_s, ready=(False, changes.headline(state.change)), degraded=(False, "none"))
     out = _not_serving(state)
     if not out:
         return _made(before, now_s, ready=(True, "all workers serve"), degraded=(False, "none"))

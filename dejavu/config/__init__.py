@@ -7,6 +7,7 @@ from dejavu.config.fault import FaultConfig
 from dejavu.config.loading import load, register_schema
 from dejavu.config.paths import check_paths
 from dejavu.config.planning import ProfileConfig, ProfileKind, ProfilingConfig, ShapeConfig
+from dejavu.config.rehearsal import Compute
 from dejavu.config.schema import (
     MODEL_KINDS,
     SHAPE_KINDS,
@@ -38,6 +39,7 @@ __all__ = [
     "BadLines",
     "ClusterConfig",
     "ComparisonConfig",
+    "Compute",
     "Config",
     "Device",
     "Dtype",

@@ -45,6 +45,9 @@ def make_paths_absolute(config: Config, directory: Path) -> None:
     config.model.path = _absolute(config.model.path, directory)
     config.strategy.stream_folder = _absolute(config.strategy.stream_folder, directory)
     config.workload.path = _absolute(config.workload.path, directory)
+    config.serve.tls_cert = _absolute(config.serve.tls_cert, directory)
+    config.serve.tls_key = _absolute(config.serve.tls_key, directory)
+    config.bench.ca_cert = _absolute(config.bench.ca_cert, directory)
     config.profile.path = _absolute(config.profile.path, directory)
     store = config.store
     store.ca_cert = _absolute(store.ca_cert, directory)

@@ -18,6 +18,12 @@ def check_paths(config: Config) -> None:
         path = getattr(config.store, key)
         if path is not None:
             require_file(f"store.{key}", Path(path))
+    for key in ("tls_cert", "tls_key"):
+        path = getattr(config.serve, key)
+        if path is not None:
+            require_file(f"serve.{key}", Path(path))
+    if config.bench.ca_cert is not None:
+        require_file("bench.ca_cert", Path(config.bench.ca_cert))
 
 
 def require_folder(key: str, path: Path) -> None:

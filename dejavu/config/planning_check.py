@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from dejavu.config.fault import FaultConfig
 from dejavu.config.planning import ProfileConfig, ProfileKind, ProfilingConfig, ShapeConfig
-from dejavu.config.schema import ClusterConfig, Config, ModelConfig, WorkflowName
+from dejavu.config.rehearsal import Compute
+from dejavu.config.schema import ClusterConfig, Config, ModelConfig, WorkflowName, WorkloadKind
 from dejavu.config.strategy import StrategyMode
 from dejavu.errors import ConfigError
 
 PLANNING = (WorkflowName.plan, WorkflowName.simulate)
-"""Workflows that run no model."""
+"""Workflows that run no model and rehearse none."""
 _OWNERS = {
     "path": (ProfileKind.measured,),
     "hardware": (ProfileKind.published, ProfileKind.roofline),
@@ -40,7 +41,8 @@ def check_planning(config: Config) -> None:
     is_auto = config.strategy.mode is StrategyMode.auto
     if is_auto:
         _check_auto(config)
-    if config.workflow.name in PLANNING or is_auto:
+    is_rehearsal = config.model.compute is Compute.modelled
+    if config.workflow.name in PLANNING or is_auto or is_rehearsal:
         _check_needed(config.profile)
     if config.workflow.name is WorkflowName.plan and config.fault != FaultConfig():
         raise ConfigError("fault is for a cluster that runs, and workflow=plan starts none")
@@ -48,10 +50,16 @@ def check_planning(config: Config) -> None:
         _check_profiling(config)
     elif config.profiling != ProfilingConfig():
         raise ConfigError(f"profiling is for workflow=profile, and the choice is {config.workflow.name.value}")
-    if config.model.is_shape and config.workflow.name not in PLANNING:
+    if config.model.is_shape and config.workflow.name not in PLANNING and not is_rehearsal:
         raise ConfigError(
             f"model={config.model.kind} is sizes without weights, for {_listed(PLANNING)}, and the choice is "
-            f"workflow={config.workflow.name.value}\ntake a model with weights, such as model=smollm2-135m"
+            f"workflow={config.workflow.name.value}\ntake a model with weights, such as model=smollm2-135m, "
+            "or rehearse with model.compute=modelled"
+        )
+    if config.model.is_shape and config.workload.kind is WorkloadKind.chat:
+        raise ConfigError(
+            f"workload=chat is text, and model={config.model.kind} is sizes without a tokenizer\n"
+            "take lengths: workload=lmsys-like, workload=synthetic or workload=trace"
         )
 
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from dejavu.config.bench import BenchConfig
 from dejavu.config.fault import FaultConfig
 from dejavu.config.planning import ProfileConfig, ProfilingConfig, ShapeConfig
+from dejavu.config.rehearsal import DEFAULT_KV_SCALE, Compute
+from dejavu.config.serve import ServeConfig
 from dejavu.config.simulate import SimulateConfig
 from dejavu.config.strategy import StrategyConfig, Streaming, StreamTo
+from dejavu.config.swap import SwapConfig
 
 SHAPE_KINDS = (
     "gpt2-1.5b",
@@ -26,7 +30,7 @@ SHAPE_KINDS = (
     "qwen2.5-72b",
     "shape",
 )
-"""Models that are sizes alone, without weights: for planning and simulating."""
+"""Models that are sizes alone, without weights: for planning, simulating and rehearsing."""
 TINY_FAMILIES = ("gpt2", "opt", "bloom", "llama", "mistral", "qwen2", "qwen3")
 MODEL_KINDS = (
     "smollm2-135m",
@@ -43,11 +47,15 @@ class WorkflowName(Enum):
     """What a run does; a module of ``dejavu.workflows`` each."""
 
     generate = "generate"
+    serve = "serve"
     streaming = "streaming"
     recovery = "recovery"
     plan = "plan"
     profile = "profile"
     simulate = "simulate"
+    bench = "bench"
+    status = "status"
+    swapping = "swapping"
 
 
 class Figure(Enum):
@@ -139,6 +147,8 @@ class ClusterConfig:
     device: Device = Device.cpu
     device_memory_gb: float | None = None
     """Memory of one device, which a worker has, in GB (10^9 bytes); None: no limit is checked."""
+    host_memory_gb: float | None = None
+    """Memory of one worker's host for KV that is swapped, in GB (10^9 bytes); None: no limit is checked."""
     lease_ttl_s: int = 5
     """A worker that is frozen for longer counts as dead."""
     start_timeout_s: float = 300.0
@@ -178,11 +188,16 @@ class ModelConfig:
     num_kv_heads: int | None = None
     """Of a tiny model; None: as many as heads."""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
-    """Of a model that is planned for and not run; one of ``SHAPE_KINDS``."""
+    """Of a model that is planned for or rehearsed, and not run; one of ``SHAPE_KINDS``."""
+    compute: Compute = Compute.real
+    time_scale: float = 1.0
+    """Of a rehearsal (``compute=modelled``): what the profile's times are multiplied with."""
+    kv_scale: float = DEFAULT_KV_SCALE
+    """Of a rehearsal: bytes of KV and activations, over those of the model; as near as whole heads come."""
 
     @property
     def is_shape(self) -> bool:
-        """Nothing but sizes is known of this model: it can be planned for, and not run."""
+        """Nothing but sizes is known of this model: it can be planned for and rehearsed, and not run."""
         return self.kind in SHAPE_KINDS
 
 
@@ -286,3 +301,6 @@ class Config:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
+    swap: SwapConfig = field(default_factory=SwapConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)

@@ -16,15 +16,17 @@ _MOST_REPLICAS = 1000
 _MOST_SPANS = 1_000_000
 _MOST_MACHINES = 1000
 _MOST_ROWS = 10_000
+_MOST_LENGTH = 1_000_000
 
 
 class CompareOver(Enum):
-    """What a comparison shows: the best arrangement by number of machines, or by rows of a microbatch; or traces of
-    the declared split beside one pipeline of as many machines."""
+    """What a comparison shows: the best arrangement by number of machines, or by rows of a microbatch; traces of the
+    declared split beside one pipeline of as many machines; or the declared pipeline with and without swapping."""
 
     machines = "machines"
     microbatches = "microbatches"
     traces = "traces"
+    swapping = "swapping"
 
 
 class CompareCase(Enum):
@@ -37,7 +39,7 @@ class CompareCase(Enum):
 
 @dataclass(kw_only=True)
 class CompareConfig:
-    """Simulated runs beside each other, in one table and figure (DejaVu Fig. 20 to Fig. 26)."""
+    """Simulated runs beside each other, in one table and figure (DejaVu Fig. 20 to Fig. 26, Fig. 28 to Fig. 31)."""
 
     over: CompareOver | None = None
     """None: the declared strategy alone is simulated."""
@@ -45,7 +47,9 @@ class CompareConfig:
     machines: list[int] = field(default_factory=lambda: [4, 8, 12, 16])
     """Of ``machines``: each number; of ``microbatches``: one number."""
     microbatches: list[int] = field(default_factory=lambda: [8])
-    """Rows of a microbatch. Of ``machines``: the best of them is taken; of ``microbatches``: each number."""
+    """Rows of a microbatch. Of ``machines``: the best of them is taken; of the others: each number."""
+    lengths: list[int] = field(default_factory=list)
+    """Of ``swapping``: tokens of a request, prompt (``workload.prompt_tokens``) and answer together."""
     early_stops: list[bool] = field(default_factory=lambda: [True])
     """True: answers as long as the workload says; false: each as long as their mean."""
 
@@ -109,7 +113,9 @@ def _check_compare(config: Config) -> None:
     compare, key = config.simulate.compare, "simulate.compare"
     if compare.over is None:
         if compare != CompareConfig():
-            raise ConfigError(f"{key} needs {key}.over=machines, microbatches or traces; experiment=fig20 sets it")
+            raise ConfigError(
+                f"{key} needs {key}.over=machines, microbatches, traces or swapping; experiment=fig20 sets it"
+            )
         return
     for name in ("cases", "machines", "microbatches", "early_stops"):
         listed = getattr(compare, name)
@@ -120,10 +126,30 @@ def _check_compare(config: Config) -> None:
     _between(f"{key}.microbatches", min(compare.microbatches), 1, _MOST_ROWS)
     if compare.over is CompareOver.microbatches and len(compare.machines) > 1:
         raise ConfigError(f"{key}.machines={compare.machines}: {key}.over=microbatches takes one number of machines")
+    _check_lengths(config)
     if compare.over is CompareOver.traces and config.strategy.mode.value == "colocated":
         raise ConfigError(f"{key}.over=traces shows strategy=disaggregated beside one pipeline of as many machines")
     if any((config.fault.kill, config.simulate.failures_per_hour, config.simulate.replicas > 1)):
         raise ConfigError(f"{key} compares runs without failures, and finds out how many replicas are best by itself")
+
+
+def _check_lengths(config: Config) -> None:
+    lengths, key = config.simulate.compare.lengths, "simulate.compare.lengths"
+    if config.simulate.compare.over is not CompareOver.swapping:
+        if lengths:
+            raise ConfigError(f"{key}={lengths}: is for simulate.compare.over=swapping")
+        return
+    if not lengths or sorted(set(lengths)) != lengths:
+        raise ConfigError(f"{key}={lengths}: name at least one number of tokens, the shortest first, none twice")
+    if config.strategy.mode.value != "colocated" or config.workload.prompt_tokens is None:
+        raise ConfigError(
+            "simulate.compare.over=swapping needs strategy=colocated, strategy.stages and workload.prompt_tokens\n"
+            "experiment=fig28 sets them"
+        )
+    _between(key, lengths[0], config.workload.prompt_tokens + 1, _MOST_LENGTH)
+    _between(key, lengths[-1], config.workload.prompt_tokens + 1, _MOST_LENGTH)
+    if config.cluster.pcie_gbps is None:
+        raise ConfigError("simulate.compare.over=swapping needs cluster.pcie_gbps=GBIT_PER_S, over which KV is swapped")
 
 
 def _check_reference(config: Config) -> None:

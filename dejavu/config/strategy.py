@@ -39,6 +39,15 @@ class StreamTo(Enum):
     disk = "disk"
 
 
+class Swapping(Enum):
+    """Whether the stages that keep rows keep them in host memory, and two microbatches at a time on their device."""
+
+    off = "off"
+    on = "on"
+    auto = "auto"
+    """On where the rows do not fit the device otherwise; decided before the start, with the reason."""
+
+
 class Recovery(Enum):
     """The best that a repair may do for a row: go on from its copy; compute its prompt and its tokens so far as one
     prompt; or begin it again, token by token, which is the baseline of the paper's figures."""
@@ -87,7 +96,8 @@ class StrategyConfig:
     layers: LayersConfig = field(default_factory=LayersConfig)
     microbatch: MicrobatchConfig = field(default_factory=MicrobatchConfig)
     in_flight: int | None = None
-    """Token microbatches under way at once; None: the depth of the token pipeline."""
+    """Token microbatches under way at once; None: the depth of the token pipeline, and of a split whose microbatches
+    are replaced as a whole, that of both: while the next prompts are computed, their places hold no tokens."""
     scheduling: Scheduling = Scheduling.row
     streaming: Streaming = Streaming.full
     stream_to: StreamTo | None = None
@@ -95,6 +105,7 @@ class StrategyConfig:
     stream_folder: str | None = None
     """Of ``stream_to=disk``: a folder on the disk to use; absolute once loaded. None: in the run's output folder."""
 
+    swapping: Swapping = Swapping.off
     replication: int = 0
     """So many successors of each stage that keeps rows hold a copy of them; 0: nobody does."""
     copy_steps: int = 4
@@ -134,4 +145,8 @@ class StrategyConfig:
     @property
     def num_in_flight(self) -> int:
         """Token microbatches under way at once."""
-        return self.in_flight or self.depths.get("token", self.stages)
+        if self.in_flight is not None:
+            return self.in_flight
+        if self.mode is StrategyMode.disaggregated and self.scheduling is Scheduling.microbatch:
+            return self.split.prompt + self.split.token
+        return self.ring_depth

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from dejavu.config.bench import check_bench
 from dejavu.config.bounds import above_zero, at_least, check_seed, refuse
 from dejavu.config.comparison import check_comparison
 from dejavu.config.fault_check import check_faults
 from dejavu.config.measurement import check_measurement
 from dejavu.config.planning_check import PLANNING, check_planning
+from dejavu.config.rehearsal import check_rehearsal
 from dejavu.config.schema import (
     MODEL_KINDS,
     ClusterConfig,
@@ -23,8 +25,12 @@ from dejavu.config.schema import (
     TransportConfig,
     WorkflowName,
 )
+from dejavu.config.serve import check_serve
 from dejavu.config.simulate import check_simulate
+from dejavu.config.status import check_status
 from dejavu.config.strategy import StrategyConfig, StrategyMode, Streaming, StreamTo
+from dejavu.config.swap import check_swap
+from dejavu.config.swapping_check import check_swapping
 from dejavu.config.workload_check import check_workload
 from dejavu.errors import ConfigError, nearest
 
@@ -38,15 +44,21 @@ def validate(config: Config) -> None:
     """``config`` makes sense by itself. Raises ConfigError naming key, value and limit of the first fault."""
     _check_cluster(config.cluster)
     _check_model(config.model)
-    _check_strategy(config.strategy)
-    _check_num_workers(config.cluster, config.strategy)
+    check_strategy(config.strategy)
+    check_num_workers(config.cluster, config.strategy)
     _check_transport(config.transport)
     check_workload(config.workload, least_new_tokens=0 if config.workflow.name in PLANNING else 1)
     _check_store(config.store)
     check_faults(config.fault, config.strategy)
     check_measurement(config)
     check_comparison(config)
+    check_swapping(config)
+    check_swap(config, MODEL_KINDS, is_measuring=config.workflow.name is WorkflowName.swapping)
     check_planning(config)
+    check_rehearsal(config)
+    check_status(config)
+    check_serve(config, is_serving=config.workflow.name is WorkflowName.serve)
+    check_bench(config, is_benching=config.workflow.name is WorkflowName.bench)
     check_simulate(config, is_simulating=config.workflow.name is WorkflowName.simulate)
 
 
@@ -60,6 +72,7 @@ def _check_cluster(cluster: ClusterConfig) -> None:
     at_least("cluster.num_workers", cluster.num_workers, 1)
     at_least("cluster.threads_per_worker", cluster.threads_per_worker, 1)
     above_zero("cluster.device_memory_gb", cluster.device_memory_gb, " GB")
+    above_zero("cluster.host_memory_gb", cluster.host_memory_gb, " GB")
     at_least("cluster.lease_ttl_s", cluster.lease_ttl_s, 2, " s")
     above_zero("cluster.start_timeout_s", cluster.start_timeout_s, " s")
 
@@ -99,7 +112,8 @@ def _needed_by(group: str, key: str, value: str | None, kind: str, needing: str,
         raise refuse(f"{group}.{key}", value, f"is for {group}={needing}, and the choice is {group}={kind}")
 
 
-def _check_strategy(strategy: StrategyConfig) -> None:
+def check_strategy(strategy: StrategyConfig) -> None:
+    """The strategy makes sense by itself. Raises ConfigError."""
     at_least("strategy.split.prompt", strategy.split.prompt, 1, " stage")
     at_least("strategy.split.token", strategy.split.token, 1, " stage")
     at_least("strategy.stages", strategy.stages, 1, " stage")
@@ -188,7 +202,8 @@ def _check_layers(strategy: StrategyConfig, kind: str) -> None:
         expected = pair[1]
 
 
-def _check_num_workers(cluster: ClusterConfig, strategy: StrategyConfig) -> None:
+def check_num_workers(cluster: ClusterConfig, strategy: StrategyConfig) -> None:
+    """The strategy needs no more workers than there are. Raises ConfigError."""
     needed = strategy.num_workers
     if cluster.num_workers is not None and cluster.num_workers < needed:
         standby = {"standby": strategy.standby} if strategy.standby else {}

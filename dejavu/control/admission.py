@@ -11,12 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dejavu.control.plan import Plan, Scheduling
+from dejavu.control.request_queue import RequestQueue
 from dejavu.errors import InvalidTransition
 from dejavu.ids import RequestId, RowId
 from dejavu.request import Request
-
-_LENGTH_WINDOW = 32
-"""How far behind the head of the queue a prompt of like length is looked for, to share a microbatch with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +67,13 @@ class Admission:
         self._prompt_tokens = prompt_tokens
         self._most_prompts = most_prompts
         self._scheduling = scheduling
-        self._queue: deque[Request] = deque()
+        self._queue = RequestQueue(prompt_tokens=prompt_tokens, takes_turns=scheduling == "row")
         self._free: list[list[int]] = [list(range(microbatch_rows)) for _ in range(num_microbatches)]
         self._rows: dict[RowId, Assigned] = {}
         self._assigned: deque[Assigned] = deque()
         self._missing: dict[int, set[RowId]] = {}
         self._arrived: dict[int, list[RowId]] = {}
         self._prompts_under_way: set[frozenset[RowId]] = set()
-        self._alone: set[RequestId] = set()
         self._known: dict[RequestId, int] = {}
         self._next_row_id = 1
 
@@ -114,11 +111,27 @@ class Admission:
         The row itself stays taken until ``free`` says that no stage uses it.
         """
         request = self._rows[row_id].request
-        self._queue.appendleft(request)
-        self._alone.add(request.id)
+        self._queue.put_first(request)
         self._known[request.id] = num_known
         self.withdraw(row_id)
         return request
+
+    def cancel(self, request_id: RequestId) -> RowId | None:
+        """The request waits no longer, and a prompt of it that was due is not run.
+
+        Returns its row if it had one whose prompt was due: the caller gives it back, and says that its prompt is done.
+        """
+        self._known.pop(request_id, None)
+        self._queue.remove(request_id)
+        for row in self._assigned:
+            if row.request.id == request_id:
+                self._assigned.remove(row)
+                return row.row_id
+        return None
+
+    def is_prompting(self, row_id: RowId) -> bool:
+        """Whether a prompt microbatch of the row is under way."""
+        return any(row_id in row_ids for row_ids in self._prompts_under_way)
 
     def withdraw(self, row_id: RowId) -> None:
         """The row will not be admitted: its group no longer waits for it."""
@@ -183,6 +196,32 @@ class Admission:
             self._rows[row_id] = replace(self._rows[row_id], num_known=num_known)
         self._assigned.extendleft(self._rows[row_id] for row_id in reversed(list(again)))
 
+    def reshape(self, plan: Plan, open_rows: Mapping[RowId, int]) -> tuple[RowId, ...]:
+        """The rows are those of the plan's pipelines, and each that goes on has its place among them.
+
+        Called before ``interrupt``. Where the shape is the same, so are the places. Where not, the eldest rows have
+        places; the others are given up and returned: their requests wait again, before all others, as do those whose
+        prompts were not sent yet. ``open_rows``: rows that were sent and have not ended, with their new tokens so far.
+        """
+        token = plan.token_pipeline
+        self._prompt_rows, self._prompt_tokens = plan.prompt_rows, plan.prompt_tokens
+        self._queue.prompt_tokens = plan.prompt_tokens
+        if (len(self._free), self._microbatch_rows) == (token.in_flight, token.microbatch_rows):
+            return ()
+        self._microbatch_rows = token.microbatch_rows
+        unsent, former = self.unsent, self._rows
+        going_on = [row_id for row_id in former if row_id in open_rows and row_id not in unsent][: token.num_rows]
+        given_up = [row_id for row_id in former if row_id in unsent or (row_id in open_rows and row_id not in going_on)]
+        self._queue.put_back([former[row_id].request for row_id in given_up])
+        for row_id in given_up:
+            self._known[former[row_id].request.id] = open_rows.get(row_id, former[row_id].num_known)
+        self._assigned.clear()
+        self._missing.clear()
+        self._arrived.clear()
+        self._free = [list(range(token.microbatch_rows)) for _ in range(token.in_flight)]
+        self._rows = {row_id: replace(former[row_id], slot=self._new_slot()) for row_id in going_on}
+        return tuple(given_up)
+
     @property
     def taken(self) -> tuple[RowId, ...]:
         """Rows that are assigned, whether their prompts were sent or not."""
@@ -208,7 +247,7 @@ class Admission:
 
     def _assign(self) -> None:
         slots = self._row_slots(self._prompt_rows) if self._scheduling == "row" else self._microbatch_slots()
-        taken = [self._take(request, slot) for request, slot in zip(self._pick(len(slots)), slots, strict=False)]
+        taken = [self._take(request, slot) for request, slot in zip(self._queue.pick(len(slots)), slots, strict=False)]
         self._assigned.extend(taken)
         if self._scheduling == "microbatch" and taken:
             microbatch = taken[0].slot.microbatch
@@ -231,6 +270,16 @@ class Admission:
             slots.append(Slot(microbatch=microbatch, row_index=free[microbatch].pop(0)))
         return slots
 
+    def _new_slot(self) -> Slot:
+        """A free place, taken from now on: rows one by one spread over the microbatches, whole microbatches fill."""
+        if self._scheduling == "row":
+            (slot,) = self._row_slots(1)
+        else:
+            microbatch = next(index for index, free in enumerate(self._free) if free)
+            slot = Slot(microbatch=microbatch, row_index=self._free[microbatch][0])
+        self._free[slot.microbatch].remove(slot.row_index)
+        return slot
+
     def _num_that_fit(self) -> int:
         """How many assigned rows the next prompt microbatch takes; its tensor is as long as its longest prompt."""
         longest = count = 0
@@ -241,23 +290,6 @@ class Admission:
                 break
             count += 1
         return count
-
-    def _pick(self, most: int) -> list[Request]:
-        """The head of the queue and, from a window behind it, the requests nearest to it in length."""
-        if not self._queue or most == 0:
-            return []
-        head = self._queue.popleft()
-        if head.id in self._alone:
-            self._alone.discard(head.id)
-            return [head]
-        window = [self._queue.popleft() for _ in range(min(_LENGTH_WINDOW, len(self._queue)))]
-        by_length = sorted(
-            range(len(window)), key=lambda index: abs(len(window[index].prompt_tokens) - len(head.prompt_tokens))
-        )
-        by_length = [index for index in by_length if window[index].id not in self._alone]
-        chosen = set(by_length[: most - 1])
-        self._queue.extendleft(request for index, request in reversed(list(enumerate(window))) if index not in chosen)
-        return [head, *(window[index] for index in sorted(chosen))]
 
     def _take(self, request: Request, slot: Slot) -> Assigned:
         self._free[slot.microbatch].remove(slot.row_index)

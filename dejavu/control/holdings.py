@@ -18,7 +18,10 @@ class HeldRow(msgspec.Struct, frozen=True, array_like=True):
     layers: LayerRange
     length: int
     is_copy: bool
-    """True in a store of copies, False in the stage's own pool."""
+    """True in a store of copies, False in a pool."""
+    in_place: bool = True
+    """Of a pool: whether its worker steps on it. False: it has other layers or other places than the plan in force
+    wants, and only serves as a source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dejavu.control.layers import balanced_layers, explicit_layers
+from dejavu.control.memory import Limits, check_memory
 from dejavu.control.plan import (
     Mode,
     Pipeline,
     PipelineKind,
-    Place,
     Plan,
     RecoveryTier,
     Scheduling,
     Stage,
     StreamTarget,
 )
-from dejavu.errors import ConfigError, InfeasibleError
+from dejavu.errors import ConfigError
 from dejavu.ids import Epoch, WorkerName
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.levels import StreamingLevel
@@ -44,21 +44,29 @@ class Declared:
     prompt_tokens: int | None = None
     token_rows: int
     in_flight: int | None = None
-    """Token microbatches under way; None: one for each stage."""
+    """Token microbatches under way; None: see ``num_in_flight``."""
     scheduling: Scheduling
     num_workers: int | None = None
     """Workers the user gives; None: as many as the strategy needs."""
     device: str = "cpu"
     threads_per_worker: int = 1
     device_memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
     timeout_s: float = 60.0
     streaming: StreamingLevel = StreamingLevel.full
     stream_to: StreamTarget | None = None
     replication: int = 0
     copy_steps: int = 1
+    swapping: bool = False
+    swapping_reason: str = ""
     recovery: RecoveryTier = "replica"
     num_standby: int = 0
     """Workers without a place, named after those that have one."""
+
+    @property
+    def limits(self) -> Limits:
+        """The memory of a worker."""
+        return Limits(device_bytes=self.device_memory_bytes, host_bytes=self.host_memory_bytes)
 
     @property
     def depths(self) -> tuple[tuple[PipelineKind, int], ...]:
@@ -78,13 +86,23 @@ class Declared:
         """Stages of the pipeline that keeps rows."""
         return self.colocated_depth if self.mode == "colocated" else self.token_depth
 
+    @property
+    def num_in_flight(self) -> int:
+        """As declared; else one for each stage that makes tokens; of a split whose microbatches are replaced whole, for
+        each stage of both pipelines: a place that waits for its prompts has no tokens to make."""
+        if self.in_flight is not None:
+            return self.in_flight
+        if self.mode == "disaggregated" and self.scheduling == "microbatch":
+            return self.prompt_depth + self.token_depth
+        return self.ring_depth
+
 
 def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
     """The plan for the declared strategy.
 
     Raises:
         ConfigError: depths, ranges or worker counts that contradict each other or the model; both numbers named.
-        InfeasibleError: a stage does not fit the declared device memory; bytes named.
+        InfeasibleError: a stage does not fit the declared memory; bytes named.
     """
     _check_workers(declared)
     _check_replication(declared)
@@ -103,11 +121,12 @@ def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
         stream_to=declared.stream_to,
         replication=declared.replication,
         copy_steps=declared.copy_steps,
+        swapping=declared.swapping,
+        swapping_reason=declared.swapping_reason,
         recovery=declared.recovery,
         standby=tuple(WorkerName(f"w{declared.num_needed + number}") for number in range(declared.num_standby)),
     )
-    if declared.device_memory_bytes is not None:
-        check_memory(plan, declared.device_memory_bytes)
+    check_memory(plan, declared.limits)
     return plan
 
 
@@ -121,52 +140,10 @@ def check_shape(declared: Declared, num_layers: int) -> None:
         _cut(declared, num_layers, kind, depth, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """Device bytes of one stage."""
-
-    weight_bytes: int
-    kv_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Weights and KV together."""
-        return self.weight_bytes + self.kv_bytes
-
-
-def stage_memory(plan: Plan, place: Place) -> StageMemory:
-    """What the stage needs: its weights, and KV for its pipeline's rows (for a prompt stage, of one microbatch).
-
-    A memory stage has no weights, and its KV lies in host memory.
-    """
-    if place.pipeline.kind == "memory":
-        return StageMemory(weight_bytes=0, kv_bytes=0)
-    rows = plan.prompt_rows if place.pipeline.kind == "prompt" else place.pipeline.num_rows
-    layers = place.stage.layers
-    return StageMemory(
-        weight_bytes=plan.model.weight_bytes(layers, first=place.is_first, last=place.is_last),
-        kv_bytes=rows * plan.model.layout.row_bytes(len(layers)),
-    )
-
-
 def last_extra(kind: PipelineKind, model: ModelSpec) -> float:
     """Work of the last stage beside its layers, in layers, when a pipeline of that kind is cut."""
     head_layers = model.head_parameters / max(model.layer_parameters, 1)
     return {"prompt": 0.0, "token": head_layers, "colocated": head_layers * _COLOCATED_HEAD_SHARE, "memory": 0.0}[kind]
-
-
-def check_memory(plan: Plan, device_memory_bytes: int) -> None:
-    """Every stage fits so much device memory. Raises InfeasibleError naming the stage and the bytes."""
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            need = stage_memory(plan, Place(pipeline=pipeline, stage=stage))
-            if need.total_bytes > device_memory_bytes:
-                raise InfeasibleError(
-                    f"infeasible: {pipeline.kind} stage {stage.index} (layers [{stage.layers.start}, "
-                    f"{stage.layers.stop})) needs {_mib(need.total_bytes)} ({_mib(need.weight_bytes)} weights, "
-                    f"{_mib(need.kv_bytes)} KV), but cluster.device_memory_gb gives {_mib(device_memory_bytes)}\n"
-                    "use more stages, fewer rows (strategy.microbatch, strategy.in_flight) or a lower model.max_length"
-                )
 
 
 def _check_workers(declared: Declared) -> None:
@@ -214,13 +191,13 @@ def _memory(declared: Declared, model: ModelSpec, worker: int) -> Pipeline:
         kind="memory",
         stages=(Stage(worker=WorkerName(f"w{worker}"), index=0, layers=LayerRange(0, model.num_layers)),),
         microbatch_rows=declared.token_rows,
-        in_flight=declared.in_flight or declared.ring_depth,
+        in_flight=declared.num_in_flight,
     )
 
 
 def _pipeline(declared: Declared, model: ModelSpec, kind: PipelineKind, depth: int, first_worker: int) -> Pipeline:
     ranges = _cut(declared, model.num_layers, kind, depth, last_extra(kind, model))
-    in_flight = 1 if kind == "prompt" else declared.in_flight or depth
+    in_flight = 1 if kind == "prompt" else declared.num_in_flight
     return Pipeline(
         kind=kind,
         stages=tuple(
@@ -239,7 +216,3 @@ def _cut(declared: Declared, num_layers: int, kind: PipelineKind, depth: int, ex
     if explicit is not None:
         return explicit_layers(explicit, num_layers, depth, subject)
     return balanced_layers(num_layers, depth, last_extra=extra, subject=subject)
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"

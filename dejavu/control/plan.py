@@ -83,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan in force. A worker learns its role from it and from nothing else."""
 
     epoch: Epoch
+    revision: int = 1
+    """Of the declared state that it answers: it grows when that is changed while the cluster runs."""
     mode: Mode
     pipelines: tuple[Pipeline, ...]
     model: ModelSpec
@@ -103,6 +105,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """So many successors of each stage that keeps rows hold a copy of them."""
     copy_steps: int = 1
     """So many steps of a microbatch leave a stage in one copy at most."""
+    swapping: bool = False
+    """Whether the stages that keep rows keep them in host memory, and two microbatches at a time on their device."""
+    swapping_reason: str = ""
+    """Why, where that was decided from what was measured."""
     recovery: RecoveryTier = "replica"
     """The best tier that a repair may use; where a copy is missing, the row is recomputed."""
     standby: tuple[WorkerName, ...] = ()
@@ -119,6 +125,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def token_pipeline(self) -> Pipeline:
         """The pipeline that generates tokens."""
         return self._of("token")
+
+    @property
+    def rows_device(self) -> str:
+        """Where the rows of stages that keep them lie."""
+        return "cpu" if self.swapping else self.device
 
     @property
     def is_replicated(self) -> bool:

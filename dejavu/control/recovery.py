@@ -110,7 +110,10 @@ def _common_length(plan: Plan, row: RowProgress, sources: Sequence[_Source]) -> 
 def _fetches(stage: Stage, row_id: RowId, length: int, whole: Sequence[_Source]) -> list[Fetch]:
     """What the stage must be sent, out of sources that all hold [0, length) of their layers; nothing if it has it."""
     if any(
-        source.worker == stage.worker and not source.held.is_copy and source.held.layers == stage.layers
+        source.worker == stage.worker
+        and not source.held.is_copy
+        and source.held.in_place
+        and source.held.layers == stage.layers
         for source in whole
     ):
         return []

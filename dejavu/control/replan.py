@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dejavu.control.layers import balanced_layers
-from dejavu.control.placement import check_memory, last_extra
+from dejavu.control.memory import Limits, check_memory
+from dejavu.control.placement import last_extra
 from dejavu.control.plan import Fenced, Pipeline, PipelineKind, Plan, Stage
 from dejavu.errors import InfeasibleError, InvalidTransition
 from dejavu.ids import Epoch, IncarnationId, WorkerName
@@ -89,7 +90,7 @@ def shrunk(plan: Plan, dead: Dead, *, device_memory_bytes: int | None = None) ->
         fenced=_fenced(plan, dead),
     )
     if device_memory_bytes is not None:
-        check_memory(shorter, device_memory_bytes)
+        check_memory(shorter, Limits(device_bytes=device_memory_bytes))
     return shorter
 
 

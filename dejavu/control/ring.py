@@ -46,7 +46,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
     position: int
     token: int
     sampling: Sampling | None
-    """None: greedy."""
+    """None: greedy, without log-probabilities."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,5 +229,5 @@ class Ring:
 
 
 def _step_row(row: AdmittedRow) -> StepRow:
-    sampling = None if row.sampling.is_greedy else row.sampling
+    sampling = None if row.sampling.is_plain else row.sampling
     return StepRow(row.row_id, row.row_index, row.position, row.token, sampling)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dejavu.control.placement import stage_memory
+from dejavu.control.memory import stage_memory
 from dejavu.control.plan import Pipeline, Place, Plan
+from dejavu.models.modelled_times import ModelledTimes
 
 
 def summary(plan: Plan) -> Mapping[str, object]:
@@ -24,16 +25,18 @@ def summary(plan: Plan) -> Mapping[str, object]:
         "scheduling": plan.scheduling,
         "streaming": plan.streaming.value,
         "stream_to": plan.stream_to,
-        "swapping": False,
+        "swapping": plan.swapping,
+        "swapping_reason": plan.swapping_reason,
         "replication": plan.replication,
         "copy_steps": plan.copy_steps,
         "recovery": plan.recovery,
         "standby": list(plan.standby),
         "predicted": {
             "rows": plan.token_pipeline.num_rows,
-            "kv_bytes_per_row": model.layout.row_bytes(model.num_layers),
-            "kv_bytes_per_position": model.num_layers * model.layout.position_bytes,
+            "kv_bytes_per_row": round(model.layout.row_bytes(model.num_layers) / model.kv_scale),
+            "kv_bytes_per_position": round(model.num_layers * model.layout.position_bytes / model.kv_scale),
         },
+        "rehearsal": _rehearsal(model.modelled),
         "inputs": {
             "model": model.folder,
             "family": model.family,
@@ -52,6 +55,13 @@ def summary(plan: Plan) -> Mapping[str, object]:
     }
 
 
+def _rehearsal(times: ModelledTimes | None) -> Mapping[str, object] | None:
+    """Of a plan whose stages compute: None."""
+    if times is None:
+        return None
+    return {"times": times.source, "time_scale": times.time_scale, "kv_scale": times.kv_scale}
+
+
 def _pipeline(plan: Plan, pipeline: Pipeline) -> Mapping[str, object]:
     stages = []
     for stage in pipeline.stages:
@@ -60,7 +70,11 @@ def _pipeline(plan: Plan, pipeline: Pipeline) -> Mapping[str, object]:
             {
                 "worker": stage.worker,
                 "layers": [stage.layers.start, stage.layers.stop],
-                "predicted": {"weight_bytes": memory.weight_bytes, "kv_bytes": memory.kv_bytes},
+                "predicted": {
+                    "weight_bytes": memory.weight_bytes,
+                    "kv_bytes": memory.kv_bytes,
+                    "host_kv_bytes": memory.host_kv_bytes,
+                },
             }
         )
     return {"kind": pipeline.kind, "microbatch": pipeline.microbatch_rows, "stages": stages}

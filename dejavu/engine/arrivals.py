@@ -11,6 +11,7 @@ from dejavu.engine.landed import LandedRows
 from dejavu.engine.outflow import Outflow
 from dejavu.engine.pool_rows import PoolRows
 from dejavu.engine.restoring import Restoring
+from dejavu.engine.step_memory import StepMemory
 from dejavu.errors import Fatal
 from dejavu.ids import RowId
 
@@ -22,23 +23,35 @@ class Arrivals:
         rows: what lies in the stage's pool; None where there is none.
         ring: token stage 0's state; None elsewhere.
         landed: rows that arrive by stream; None where none can.
+        memory: where steps have their KV; None where there are none.
         out: copies what has arrived.
     """
 
     def __init__(
-        self, host: Host, *, rows: PoolRows | None, ring: Ring | None, landed: LandedRows | None, out: Outflow
+        self,
+        host: Host,
+        *,
+        rows: PoolRows | None,
+        ring: Ring | None,
+        landed: LandedRows | None,
+        memory: StepMemory | None,
+        out: Outflow,
     ) -> None:
         self._host = host
         self._rows = rows
         self._ring = ring
         self._landed = landed
+        self._memory = memory
         self._out = out
         self._restoring = Restoring(rows, landed, out) if rows is not None and landed is not None else None
 
     def expect(self, rows: Sequence[m.PromptRow]) -> None:
         """These rows' prompts will come from another pipeline."""
         if self._rows is not None:
-            self._out.begin(self._rows.begin(rows))
+            places = self._rows.begin(rows)
+            self._out.begin(places)
+            if self._memory is not None:
+                self._memory.settle(places)
         self.landed(self._keeping().expect(rows))
 
     def restore(self, message: m.RestoreRows) -> None:
@@ -66,6 +79,9 @@ class Arrivals:
         if self._landed is not None:
             self._landed.release(row_ids)
         if self._rows is not None:
+            if self._memory is not None:
+                places = (self._rows.place_of(row_id) for row_id in row_ids)
+                self._memory.forget([place for place in places if place is not None])
             self._rows.release(row_ids)
 
     def finish(self) -> None:

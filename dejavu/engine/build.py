@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from dejavu.clock import Clock
 from dejavu.control.plan import Place, Plan
@@ -29,11 +30,18 @@ from dejavu.engine.passes import Passes
 from dejavu.engine.peers import Peers
 from dejavu.engine.pool_rows import PoolRows
 from dejavu.engine.sources import Sources
+from dejavu.engine.step_memory import StepMemory
+from dejavu.engine.swapping import swapped_or_resident
 from dejavu.errors import ConfigError
 from dejavu.ids import WorkerName
 from dejavu.kv.inbox import KvInbox
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
+from dejavu.kv.slots import NUM_SLOTS
+from dejavu.kv.swapper import SwapCounters
+from dejavu.models.computation import StageComputation
+from dejavu.models.modelled_stage import ModelledStage
+from dejavu.models.pace import Pace
 from dejavu.models.spec import describe
 from dejavu.models.stage import StageModel
 from dejavu.report.spans import SpanRecorder
@@ -59,14 +67,19 @@ class BuiltStage:
     kept: Kept
     out: Outflow
     landing: Landing
+    memory: StepMemory | None = None
 
     def close(self) -> None:
         """The stage's threads have ended, and what outlives the epoch is with ``kept``. Its links are down already."""
+        if self.memory is not None:
+            # First of all: what others read of rows, they read in the rows' places.
+            self.memory.close()
         self.out.close()
         self.landing.close()
         own = self.engine.finish()
         handoffs, copiers = self.out.handoffs, self.out.copiers
-        self.kept.totals.end_epoch([one.counters for one in handoffs], [one.counters for one in copiers], own)
+        swap = SwapCounters() if self.memory is None else self.memory.counters
+        self.kept.totals.end_epoch([one.counters for one in handoffs], [one.counters for one in copiers], own, swap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +102,7 @@ class Surroundings:
 def new_kept(clock: Clock) -> Kept:
     """Nothing is loaded yet."""
     recorder = SpanRecorder(clock)
-    return Kept(recorder=recorder, meter=Meter(recorder))
+    return Kept(recorder=recorder, meter=Meter(recorder), pace=Pace(clock))
 
 
 def load_whole(plan: Plan, kept: Kept) -> None:
@@ -103,16 +116,17 @@ def load_whole(plan: Plan, kept: Kept) -> None:
     _check_model(plan)
     keep_freed_memory()
     with kept.recorder.span("load", "load", first_layer=0, stop_layer=plan.model.num_layers):
-        kept.whole = StageModel.load(plan.model, LayerRange(0, plan.model.num_layers), plan.device)
+        kept.whole = _load(plan, LayerRange(0, plan.model.num_layers), kept)
     largest = max(len(stage.layers) for stage in plan.token_pipeline.stages)
-    kept.spare = KvPool.room(plan.model.layout, largest, plan.token_pipeline.num_rows, plan.device)
+    kept.spare = _room(plan, largest, plan.token_pipeline.num_rows)
     logger.info("on standby with all %d layers: %.1f MiB", plan.model.num_layers, kept.whole.weight_bytes / 2**20)
 
 
 def load_stage(plan: Plan, place: Place, kept: Kept) -> None:
     """The stage's own tensors and its pool are in memory; what was there for the same layers stays as it is.
 
-    A pool of other layers stays, too, as a source of its rows. Raises ConfigError for weights that do not fit the plan.
+    A pool of other layers, or of other microbatches, stays, too, as a source of its rows. Raises ConfigError for
+    weights that do not fit the plan.
     """
     torch.set_num_threads(plan.threads_per_worker)
     before, kept.place = kept.place, place
@@ -124,8 +138,9 @@ def load_stage(plan: Plan, place: Place, kept: Kept) -> None:
         _check_model(plan)
         keep_freed_memory()
         with kept.recorder.span("load", "load", first_layer=layers.start, stop_layer=layers.stop):
-            kept.model = kept.whole.part(layers) if kept.whole is not None else _load(plan, layers)
+            kept.model = kept.whole.part(layers) if kept.whole is not None else _load(plan, layers, kept)
     _make_pool(plan, place, kept, before)
+    _make_slots(plan, place, kept)
     logger.info(
         "layers [%d, %d) loaded: %.1f MiB of weights, %.1f MiB of KV pool",
         layers.start,
@@ -164,35 +179,65 @@ def build_stage(surroundings: Surroundings, plan: Plan, place: Place, kept: Kept
     flow = Flow(around.cluster, plan, place, around.peers, around.mailbox, kept.recorder)
     out = outflow(flow, kept.held, around.kv_folder)
     rows = None if kept.held is None else kept.held.rows
+    memory = swapped_or_resident(host, are_copied=bool(out.copiers))
+    compute = StageCompute(kept.model, place, pool=host.pool, step_pool=None if memory is None else memory.pool)
     engine = Engine(
         host,
-        Passes(host, StageCompute(kept.model, place, pool=host.pool), rows, out),
+        Passes(host, compute, rows, memory, out),
         rows=rows,
         ring=_ring(place) if place.pipeline.kind != "prompt" and place.is_first else None,
         landed=_landed(inbox, place, kept),
+        memory=memory,
         out=out,
         sources=sources,
     )
-    return BuiltStage(engine=engine, kept=kept, out=out, landing=Landing(around.mailbox, inbox, kept.replicas))
+    landing = Landing(around.mailbox, inbox, kept.replicas)
+    return BuiltStage(engine=engine, kept=kept, out=out, landing=landing, memory=memory)
 
 
-def _load(plan: Plan, layers: LayerRange) -> StageModel:
+def _load(plan: Plan, layers: LayerRange, kept: Kept) -> StageComputation:
+    if plan.model.modelled is not None:
+        return ModelledStage(spec=plan.model, layers=layers, times=plan.model.modelled, pace=kept.pace)
     return StageModel.load(plan.model, layers, plan.device)
 
 
 def _make_pool(plan: Plan, place: Place, kept: Kept, before: Place | None) -> None:
     layers, num_rows = place.stage.layers, place.pipeline.num_rows
     held = kept.held
-    if held is not None and held.pool.layers == layers and held.pool.num_rows == num_rows and _keeps_rows(place):
+    if held is not None and held.pool.layers == layers and _has_shape(held, place) and _keeps_rows(place):
         return
     # One that got no rows before the next failure is no source; the one before it still is.
-    if held is not None and before is not None and held.rows.held(held.pool.layers):
+    if held is not None and before is not None and held.rows.num_positions:
         kept.former.insert(0, held)
     kept.held = None
     if _keeps_rows(place):
-        pool = KvPool(plan.model.layout, layers, num_rows, plan.device, memory=kept.spare)
+        memory = kept.spare
+        if memory is None or memory.numel() < KvPool.pool_bytes(plan.model.layout, layers, num_rows):
+            memory = _room(plan, len(layers), num_rows)
+        pool = KvPool(plan.model.layout, layers, num_rows, plan.rows_device, memory=memory)
         kept.spare = None
         kept.held = HeldPool(pool=pool, rows=PoolRows(place.pipeline.microbatch_rows))
+
+
+def _make_slots(plan: Plan, place: Place, kept: Kept) -> None:
+    layers, num_rows = place.stage.layers, NUM_SLOTS * place.pipeline.microbatch_rows
+    if not (plan.swapping and _keeps_rows(place)):
+        kept.slots = None
+    elif kept.slots is None or kept.slots.layers != layers or kept.slots.num_rows != num_rows:
+        kept.slots = None
+        kept.slots = KvPool(plan.model.layout, layers, num_rows, plan.device)
+        logger.info("swapping: two slots of %.1f MiB on %s", kept.slots.nbytes / 2 / 2**20, plan.device)
+
+
+def _room(plan: Plan, num_layers: int, num_rows: int) -> Tensor:
+    is_pinned = plan.rows_device != plan.device
+    return KvPool.room(plan.model.layout, num_layers, num_rows, plan.rows_device, pin=is_pinned)
+
+
+def _has_shape(held: HeldPool, place: Place) -> bool:
+    """Whether each row of the pipeline has its place there, where the pipeline looks for it."""
+    pipeline = place.pipeline
+    return held.pool.num_rows == pipeline.num_rows and held.rows.microbatch_rows == pipeline.microbatch_rows
 
 
 def _keeps_rows(place: Place) -> bool:
@@ -207,6 +252,9 @@ def _landed(inbox: KvInbox | None, place: Place, kept: Kept) -> LandedRows | Non
 
 def _check_model(plan: Plan) -> None:
     """This machine's copy of the model is the plan's. Raises ConfigError with both hashes."""
+    if plan.model.modelled is not None:
+        # A rehearsal reads no copy.
+        return
     here = describe(Path(plan.model.folder), plan.model.dtype, plan.model.max_length)
     if here.model_hash != plan.model.model_hash:
         raise ConfigError(

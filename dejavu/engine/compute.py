@@ -18,15 +18,24 @@ from dejavu.engine.messages import PromptRow
 from dejavu.kv.flush import bytes_tensor
 from dejavu.kv.pool import KvPool
 from dejavu.kv.writers import PromptWriter, StepWriter, StreamingWriter
-from dejavu.models.sampling import sample
-from dejavu.models.stage import StageModel
-from dejavu.request import Sampling
+from dejavu.models.computation import StageComputation
+from dejavu.models.sampling import log_probabilities, sample
+from dejavu.request import Sampling, TokenLogprobs
 from dejavu.transport.base import Buffer
 
 _GREEDY = Sampling()
 
 LayerHook = Callable[[int, Tensor, Tensor], None]
 """Gets (global layer, keys [B,H,T,D], values [B,H,T,D]) of a prompt layer as soon as they are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The rows' next tokens."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each token, None where the row did not ask; empty when none did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +64,16 @@ class StageCompute:
 
     Args:
         pool: the rows of a token or colocated stage; None for a prompt stage, which keeps no KV.
+        step_pool: what steps read and write, where that is not ``pool``.
     """
 
-    def __init__(self, model: StageModel, place: Place, *, pool: KvPool | None) -> None:
+    def __init__(
+        self, model: StageComputation, place: Place, *, pool: KvPool | None, step_pool: KvPool | None = None
+    ) -> None:
         self._model = model
         self._place = place
         self._pool = pool
+        self._step_pool = step_pool or pool
 
     def prompt(
         self,
@@ -83,38 +96,44 @@ class StageCompute:
             sink = PromptWriter(self._pool, places, lengths, on_written)
         return self._model.prompt(inputs, lengths, sink)
 
-    def step(self, microbatch: int, rows: Sequence[StepRow], inputs: Tensor | None) -> Tensor:
+    def step(self, first_row: int, rows: Sequence[StepRow], inputs: Tensor | None) -> Tensor:
         """Every row has one more KV cell. Returns hidden [B,1,E] or logits [B,V] of the whole slice.
 
         Args:
+            first_row: where the microbatch begins in the pool for steps.
             rows: live rows, ascending by row index.
             inputs: hidden [B,1,E]; None on the first stage, which takes the rows' tokens.
         """
-        assert self._pool is not None
-        part = RowSlice.of(rows, self._pool_row(microbatch, 0))
+        assert self._step_pool is not None
+        part = RowSlice.of(rows, first_row)
         positions = [0] * part.num_rows
         for index, row in zip(part.live, rows, strict=True):
             positions[index] = row.position
         if inputs is None:
             inputs = torch.zeros(part.num_rows, 1, dtype=torch.int64, device=self._model.device)
             inputs[list(part.live), 0] = torch.tensor([row.token for row in rows], device=self._model.device)
-        sink = StepWriter(self._pool, part.first_row, part.num_rows, part.live, positions)
+        sink = StepWriter(self._step_pool, part.first_row, part.num_rows, part.live, positions)
         return self._model.step(inputs, positions, sink)
 
-    def sample_prompt(self, rows: Sequence[PromptRow], logits_BV: Tensor) -> tuple[int, ...]:
+    def sample_prompt(self, rows: Sequence[PromptRow], logits_BV: Tensor) -> Sampled:
         """The first token of each row."""
         params = [row.sampling or _GREEDY for row in rows]
-        return tuple(sample(logits_BV, params, [row.length for row in rows]))
+        return _sampled(logits_BV, params, [row.length for row in rows])
 
-    def sample_step(self, rows: Sequence[StepRow], logits_BV: Tensor) -> tuple[int, ...]:
+    def sample_step(self, rows: Sequence[StepRow], logits_BV: Tensor) -> Sampled:
         """The next token of each live row, in the order of ``rows``."""
         low = rows[0].row_index
         live_BV = logits_BV if len(rows) == len(logits_BV) else logits_BV[[row.row_index - low for row in rows]]
         params = [row.sampling or _GREEDY for row in rows]
-        return tuple(sample(live_BV, params, [row.position + 1 for row in rows]))
+        return _sampled(live_BV, params, [row.position + 1 for row in rows])
 
     def _pool_row(self, microbatch: int, row_index: int) -> int:
         return microbatch * self._place.pipeline.microbatch_rows + row_index
+
+
+def _sampled(logits_BV: Tensor, params: Sequence[Sampling], positions: Sequence[int]) -> Sampled:
+    tokens = sample(logits_BV, params, positions)
+    return Sampled(tuple(tokens), log_probabilities(logits_BV, params, tokens))
 
 
 def tensor_of(payload: Buffer, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -34,8 +34,10 @@ from dejavu.engine.peers import CONTROLLER
 from dejavu.engine.pool_rows import PoolRows
 from dejavu.engine.sources import Sources
 from dejavu.engine.spoilt import SpoiltKv
+from dejavu.engine.step_memory import StepMemory
 from dejavu.errors import Fatal, Retryable
 from dejavu.ids import Epoch, RowId
+from dejavu.kv.swapper import SwapCounters
 from dejavu.transport.base import Buffer
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ _IDLE_S = 0.5
 _DRAIN_S = 2.0
 """So long a report waits for what is still on its way, so that it counts all of a run that has ended."""
 _WORK = (m.RunPrompt, m.PromptActivations, m.StepActivations)
+_READING = (m.InspectRow, m.AskReport, m.SendAgain, m.AskHoldings, m.SendRows)
+"""Whoever sends these is told of cells of rows, which must lie in their places then."""
 
 
 class Engine:
@@ -55,6 +59,7 @@ class Engine:
         rows: what lies in the stage's pool; None where there is none.
         ring: token stage 0's state; None elsewhere.
         landed: rows that arrive by stream; None where none can.
+        memory: where steps have their KV; None where there are none.
         out: takes the KV that leaves this stage.
         sources: what this worker holds for others.
     """
@@ -67,6 +72,7 @@ class Engine:
         rows: PoolRows | None,
         ring: Ring | None,
         landed: LandedRows | None,
+        memory: StepMemory | None,
         out: Outflow,
         sources: Sources,
     ) -> None:
@@ -75,7 +81,8 @@ class Engine:
         self._ring = ring
         self._out = out
         self._sources = sources
-        self._arrivals = Arrivals(host, rows=rows, ring=ring, landed=landed, out=out)
+        self._memory = memory
+        self._arrivals = Arrivals(host, rows=rows, ring=ring, landed=landed, memory=memory, out=out)
         self._spoilt = SpoiltKv(host, landed, out)
         self._acks = Acknowledgements(host)
         self._work: deque[Received] = deque()
@@ -108,6 +115,7 @@ class Engine:
             if event is None and not self._work_once():
                 with self._host.meter.waiting():
                     event = self._host.mailbox.take(_IDLE_S)
+                self._host.kept.pace.idle()
             if event is not None:
                 self._handle(event)
 
@@ -135,6 +143,8 @@ class Engine:
                 assert_never(event)
 
     def _obey(self, message: m.AnyMessage) -> None:
+        if self._memory is not None and isinstance(message, _READING):
+            self._memory.drain()
         match message:
             case m.ExpectRows():
                 self._arrivals.expect(message.rows)
@@ -154,7 +164,9 @@ class Engine:
                 )
             case m.AskReport():
                 self._out.drain(_DRAIN_S)
-                self._host.report(self._out, self._kv_counts())
+                self._host.report(self._out, self._kv_counts(), self._swap_counts())
+            case m.AskMeters():
+                self._host.tell_meters(self._out, self._kv_counts(), self._swap_counts())
             case m.SendAgain():
                 self._spoilt.asked_again(message.parts)
             case m.AskHoldings():
@@ -177,6 +189,7 @@ class Engine:
         """One piece of work is done; False when there is none."""
         if self._host.kept.slow_s:
             self._host.clock.sleep(self._host.kept.slow_s)
+            self._host.kept.pace.idle()
         if self._work:
             work = self._work.popleft()
             try:
@@ -261,6 +274,9 @@ class Engine:
         totals = Counter(self._own_counts())
         totals.update(self._host.kept.replicas.counts())
         return dict(totals)
+
+    def _swap_counts(self) -> SwapCounters:
+        return SwapCounters() if self._memory is None else self._memory.counters
 
     def _own_counts(self) -> dict[str, int]:
         return self._arrivals.counts() | {"asked_again": self._spoilt.num_asked}

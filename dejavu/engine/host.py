@@ -23,7 +23,9 @@ from dejavu.errors import Fatal
 from dejavu.ids import WorkerName
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import RowSpan
-from dejavu.models.stage import StageModel
+from dejavu.kv.swapper import SwapCounters
+from dejavu.models.computation import StageComputation
+from dejavu.report.counters import LiveFigures, RehearsalCounters, WorkerCounters
 from dejavu.report.spans import SpanRecorder
 from dejavu.transport.base import Buffer
 
@@ -65,7 +67,7 @@ class Host:
         return None if self.kept.held is None else self.kept.held.pool
 
     @property
-    def model(self) -> StageModel:
+    def model(self) -> StageComputation:
         """The stage's model. Raises Fatal where there is none."""
         if self.kept.model is None:
             raise Fatal(f"{self.place.pipeline.kind} stage {self.place.stage.index} has no model")
@@ -96,10 +98,30 @@ class Host:
         ]
         return buffer_of(torch.stack(cells))
 
-    def report(self, out: Outflow | None, kv: dict[str, int]) -> None:
-        """The controller gets this worker's counters and spans; ``kv`` says what became of this epoch's chunks."""
+    def report(self, out: Outflow | None, kv: dict[str, int], swap: SwapCounters | None = None) -> None:
+        """The controller gets this worker's counters and spans; ``kv`` says what became of this epoch's chunks, and
+        ``swap`` what was swapped in it."""
+        counters = self._counters(out, kv, swap)
+        spans = encode_spans(list(self.recorder.snapshot()))
+        report = m.Report(epoch=self.plan.epoch, worker=self.name, counters=counters)
+        self.tell(CONTROLLER, report, (memoryview(spans),))
+
+    def tell_meters(self, out: Outflow | None, kv: dict[str, int], swap: SwapCounters | None = None) -> None:
+        """The controller gets this worker's figures of the moment; see ``report``."""
+        figures = LiveFigures(
+            incarnation=self.peers.hello.incarnation,
+            at_s=self.clock.monotonic(),
+            counters=self._counters(out, kv, swap),
+            sent_bytes=self.peers.sent_bytes,
+            rows={} if self.kept.held is None else self.kept.held.rows.by_microbatch(),
+            kv_used_bytes=self.kept.kv_used_bytes,
+            kv_room_bytes=self.kept.kv_room_bytes,
+        )
+        self.tell(CONTROLLER, m.Meters(epoch=self.plan.epoch, worker=self.name, figures=figures))
+
+    def _counters(self, out: Outflow | None, kv: dict[str, int], swap: SwapCounters | None) -> WorkerCounters:
         totals, model = self.kept.totals, self.kept.model
-        counters = self.meter.counters(
+        return self.meter.counters(
             self.name,
             self.place,
             handoffs=[*totals.handoffs, *(one.counters for one in (out.handoffs if out else ()))],
@@ -108,7 +130,20 @@ class Host:
             kv=dict(totals.kv + Counter(kv)),
             weight_bytes=model.weight_bytes if model is not None else 0,
             pool_bytes=self.pool.nbytes if self.pool is not None else 0,
+            swap=totals.swap if swap is None else totals.swap + swap,
+            rehearsal=self._rehearsal,
         )
-        spans = encode_spans(list(self.recorder.snapshot()))
-        report = m.Report(epoch=self.plan.epoch, worker=self.name, counters=counters)
-        self.tell(CONTROLLER, report, (memoryview(spans),))
+
+    @property
+    def _rehearsal(self) -> RehearsalCounters | None:
+        times, pace = self.plan.model.modelled, self.kept.pace
+        if times is None or self.kept.model is None:
+            return None
+        return RehearsalCounters(
+            time_scale=times.time_scale,
+            kv_scale=times.kv_scale,
+            passes=pace.num_passes,
+            planned_s=pace.planned_s,
+            late_s=pace.late_s,
+            most_late_s=pace.most_late_s,
+        )

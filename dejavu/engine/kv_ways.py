@@ -163,14 +163,16 @@ def _streamer(flow: Flow, way: _Way) -> Streamer:
     layer_bytes = layout.position_bytes * layout.max_length * flow.place.pipeline.microbatch_rows
     least_bytes = layout.position_bytes * len(flow.place.stage.layers)
     buffer_bytes = max(min(layer_bytes, _MOST_STAGING_BYTES), least_bytes)
+    # A prompt stage's cells are where they were computed, those of rows where rows lie.
+    device = plan.device if flow.place.pipeline.kind == "prompt" else plan.rows_device
     return Streamer(
         setup,
-        StagingRing(_STAGING_BUFFERS, buffer_bytes, pin=plan.device != "cpu", device=plan.device),
+        StagingRing(_STAGING_BUFFERS, buffer_bytes, pin=device != "cpu", device=device),
         way.sender,
         on_error=way.on_error,
         on_span=partial(flow.span, way.category),
         level=plan.streaming,
-        copier=copier_for(plan.device),
+        copier=copier_for(device),
         retain_bytes=way.retain_bytes,
         timeout_s=plan.timeout_s,
         patience_s=way.patience_s,

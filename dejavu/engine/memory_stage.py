@@ -85,6 +85,8 @@ class MemoryEngine:
                 self._inspect(message)
             case m.AskReport():
                 self._host.report(None, self._replicas.counts() | self.finish())
+            case m.AskMeters():
+                self._host.tell_meters(None, self._replicas.counts() | self.finish())
             case m.AskHoldings():
                 self._sources.tell()
             case m.SendRows():

@@ -11,12 +11,15 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from dejavu.control.ring import AdmittedRow, StepRow
+from dejavu.engine.message_parts import CopySpan as CopySpan
+from dejavu.engine.message_parts import KvPart as KvPart
+from dejavu.engine.message_parts import PromptRow as PromptRow
+from dejavu.engine.message_parts import RestoredRow as RestoredRow
+from dejavu.engine.message_parts import SendPart as SendPart
 from dejavu.ids import Epoch, RowId, WorkerName
-from dejavu.kv.box import Span as KvSpan
-from dejavu.kv.layout import LayerRange
 from dejavu.kv.levels import StreamingLevel
-from dejavu.report.counters import WorkerCounters
-from dejavu.request import Sampling
+from dejavu.report.counters import LiveFigures, WorkerCounters
+from dejavu.request import TokenLogprobs
 
 CONTROL = b"C"
 """First byte of a control message's header; no msgpack array begins with it."""
@@ -26,18 +29,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     """The base: who is meant is known from the link."""
 
     epoch: Epoch
-
-
-class PromptRow(msgspec.Struct, frozen=True, array_like=True):
-    """One row of a prompt microbatch."""
-
-    row_id: RowId
-    microbatch: int
-    row_index: int
-    length: int
-    """Prompt tokens."""
-    sampling: Sampling | None
-    """None: greedy."""
 
 
 class ExpectRows(Message, frozen=True):
@@ -71,6 +62,8 @@ class PromptTokens(Message, frozen=True):
 
     row_ids: tuple[RowId, ...]
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each token, None where the row did not ask; empty when none did."""
 
 
 class StepTokens(Message, frozen=True):
@@ -80,6 +73,8 @@ class StepTokens(Message, frozen=True):
     step: int
     row_ids: tuple[RowId, ...]
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """As of ``PromptTokens``; for the controller alone."""
 
 
 class RowReady(Message, frozen=True):
@@ -147,14 +142,6 @@ class InspectedCopy(Message, frozen=True):
     """Positions that are here, from 0 on, in every layer."""
 
 
-class KvPart(msgspec.Struct, frozen=True, array_like=True):
-    """Cells of one row, all heads. Ranges are [start, stop)."""
-
-    row_id: RowId
-    layers: LayerRange
-    positions: KvSpan
-
-
 class SendAgain(Message, frozen=True):
     """A receiver of KV to its sender: these parts came corrupt."""
 
@@ -169,41 +156,11 @@ class Holdings(Message, frozen=True):
     """The answer. Payload: msgpack list of ``HeldRow``."""
 
 
-class RestoredRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row that goes on in a new epoch."""
-
-    row_id: RowId
-    microbatch: int
-    row_index: int
-    length: int
-    """Positions [0, length) that every stage holds when it goes on."""
-    is_here: bool
-    """Whether they lie in this stage's pool already; otherwise they will come."""
-
-
-class CopySpan(msgspec.Struct, frozen=True, array_like=True):
-    """Positions [start, stop) of a row whose copy was lost."""
-
-    row_id: RowId
-    start: int
-    stop: int
-
-
 class RestoreRows(Message, frozen=True):
     """Controller to a token stage: these rows go on; once they are whole, copy what was lost again."""
 
     rows: tuple[RestoredRow, ...]
     copies: tuple[CopySpan, ...] = ()
-
-
-class SendPart(msgspec.Struct, frozen=True, array_like=True):
-    """Positions [0, length) of a row in these layers, for ``target``'s pool."""
-
-    row_id: RowId
-    layers: LayerRange
-    length: int
-    is_copy: bool
-    target: WorkerName
 
 
 class SendRows(Message, frozen=True):
@@ -240,6 +197,17 @@ class Report(Message, frozen=True):
     counters: WorkerCounters
 
 
+class AskMeters(Message, frozen=True):
+    """Controller to a worker, about once a second: say what you have counted. Nothing waits for it or is drained."""
+
+
+class Meters(Message, frozen=True):
+    """The answer."""
+
+    worker: WorkerName
+    figures: LiveFigures
+
+
 class Stop(Message, frozen=True):
     """Controller to a worker: end cleanly."""
 
@@ -272,6 +240,8 @@ AnyMessage: TypeAlias = (
     | SetStreaming
     | AskReport
     | Report
+    | AskMeters
+    | Meters
     | Stop
 )
 

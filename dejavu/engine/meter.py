@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from dejavu.control.plan import Place
 from dejavu.kv.stream_account import StreamerCounters
-from dejavu.report.counters import WorkerCounters
+from dejavu.kv.swapper import SwapCounters
+from dejavu.report.counters import RehearsalCounters, SwapTotals, WorkerCounters
 from dejavu.report.spans import SpanRecorder
 
 _SHORTEST_WAIT_S = 0.0005
@@ -62,6 +63,8 @@ class Meter:
         kv: dict[str, int],
         weight_bytes: int,
         pool_bytes: int,
+        swap: SwapCounters,
+        rehearsal: RehearsalCounters | None = None,
     ) -> WorkerCounters:
         """The totals so far. Copies count as replicated where the plan replicates, else as streamed."""
         layers = place.stage.layers
@@ -86,6 +89,16 @@ class Meter:
             peak_rss_bytes=peak_rss_bytes(),
             weight_bytes=weight_bytes,
             kv_pool_bytes=pool_bytes,
+            swap=SwapTotals(
+                bytes_in=swap.bytes_in,
+                bytes_out=swap.bytes_out,
+                unused_bytes=swap.unused_bytes,
+                busy_s=swap.busy_s,
+                wait_s=swap.wait_s,
+                steps=swap.steps,
+                waits=swap.waits,
+            ),
+            rehearsal=rehearsal,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -34,6 +35,8 @@ class Peers:
         self._links: dict[str, Link] = {}
         self._is_aborted = False
         self._lock = threading.Lock()  # links are made on one thread and may be aborted on another
+        self._sent_bytes: Counter[str] = Counter()
+        self._sent_lock = threading.Lock()
         self._held: list[tuple[str, bytes, Sequence[Buffer], Future[None]]] | None = None
 
     def connect(self, name: str, address: str, *, timeout_s: float) -> None:
@@ -62,6 +65,12 @@ class Peers:
         with self._lock:
             return tuple(self._links)
 
+    @property
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes that were given to each peer's link so far, headers included. Any thread."""
+        with self._sent_lock:
+            return dict(self._sent_bytes)
+
     def send(self, owner: str, header: bytes, payload: Sequence[Buffer] = ()) -> Future[None]:
         """Queues raw bytes for ``owner`` (the ``Sender`` of DejaVuLib). Any thread; never blocks.
 
@@ -77,6 +86,8 @@ class Peers:
             missing: Future[None] = Future()
             missing.set_exception(TransportError("no link is up", peer=owner, phase="send"))
             return missing
+        with self._sent_lock:
+            self._sent_bytes[owner] += len(header) + sum(buffer.nbytes for buffer in payload)
         return link.send(header, payload, timeout_s=self._timeout_s)
 
     def tell(self, owner: str, message: AnyMessage, payload: Sequence[Buffer] = ()) -> Future[None]:

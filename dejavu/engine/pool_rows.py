@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,11 @@ class PoolRows:
     def __init__(self, microbatch_rows: int) -> None:
         self._microbatch_rows = microbatch_rows
         self._rows: dict[RowId, _Placed] = {}
+
+    @property
+    def microbatch_rows(self) -> int:
+        """So many rows of the pool belong to each microbatch."""
+        return self._microbatch_rows
 
     def place(self, microbatch: int, row_index: int) -> int:
         """The pool's row of that place."""
@@ -55,11 +61,31 @@ class PoolRows:
         row = self._rows.get(row_id)
         return 0 if row is None else row.length
 
+    def of_microbatch(self, microbatch: int) -> list[tuple[RowId, int, int]]:
+        """Its rows that have something written: row, index within the microbatch, positions."""
+        first = self.place(microbatch, 0)
+        return [
+            (row_id, row.place - first, row.length)
+            for row_id, row in self._rows.items()
+            if row.length and 0 <= row.place - first < self._microbatch_rows
+        ]
+
+    def by_microbatch(self) -> dict[int, int]:
+        """How many rows of each microbatch have something written."""
+        return dict(Counter(row.place // self._microbatch_rows for row in self._rows.values() if row.length))
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that are written, of all rows."""
+        return sum(row.length for row in self._rows.values())
+
     def release(self, row_ids: Iterable[RowId]) -> None:
         """The rows are forgotten."""
         for row_id in row_ids:
             self._rows.pop(row_id, None)
 
-    def held(self, layers: LayerRange) -> tuple[HeldRow, ...]:
-        """The rows that have something written."""
-        return tuple(HeldRow(row_id, layers, row.length, False) for row_id, row in self._rows.items() if row.length)
+    def held(self, layers: LayerRange, *, in_place: bool = True) -> tuple[HeldRow, ...]:
+        """The rows that have something written; ``in_place`` tells whether the pool is the one that is stepped on."""
+        return tuple(
+            HeldRow(row_id, layers, row.length, False, in_place) for row_id, row in self._rows.items() if row.length
+        )

@@ -48,8 +48,8 @@ class Replicas:
         for layers in self._wanted:
             if layers not in self._stores:
                 self._stores[layers] = _store(cluster, plan, place, layers)
-        for store in self._stores.values():
-            store.renew(plan.epoch)
+        for layers, store in self._stores.items():
+            store.renew(plan.epoch, _max_bytes(plan, layers))
         with self._lock:
             self._acks = {layers: steps for layers, steps in self._acks.items() if layers in self._wanted}
 
@@ -131,15 +131,22 @@ class Replicas:
         """Host bytes of all copies."""
         return sum(store.nbytes for store in self._stores.values())
 
+    @property
+    def used_bytes(self) -> int | None:
+        """Host bytes of the copies of rows that go on; None where no copies are kept."""
+        return sum(store.used_bytes for store in self._stores.values()) if self._stores else None
+
 
 def _store(cluster: str, plan: Plan, place: Place, layers: LayerRange) -> ReplicaStore:
-    """Room for as many whole rows as the token stages hold, and as many that have ended."""
-    layout = plan.model.layout
-    rows = plan.token_pipeline.num_rows
     return ReplicaStore(
         cluster=cluster,
         epoch=plan.epoch,
-        layout=layout,
+        layout=plan.model.layout,
         holding=Holding(owner=place.stage.worker, layers=layers, heads=(0, plan.model.num_kv_heads)),
-        limits=ReplicaLimits(max_bytes=2 * rows * layout.row_bytes(len(layers))),
+        limits=ReplicaLimits(max_bytes=_max_bytes(plan, layers)),
     )
+
+
+def _max_bytes(plan: Plan, layers: LayerRange) -> int:
+    """Room for as many whole rows as the token stages hold, and as many that have ended."""
+    return 2 * plan.token_pipeline.num_rows * plan.model.layout.row_bytes(len(layers))

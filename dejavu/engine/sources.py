@@ -39,7 +39,9 @@ class Sources:
 
     def tell(self) -> None:
         """The controller knows which cells are here."""
-        held: list[HeldRow] = [row for one in self._kept.pools for row in one.rows.held(one.pool.layers)]
+        held: list[HeldRow] = [
+            row for one in self._kept.pools for row in one.rows.held(one.pool.layers, in_place=one is self._kept.held)
+        ]
         held.extend(self._kept.replicas.held())
         payload = (memoryview(encode_held(held)),)
         self._host.tell(CONTROLLER, m.Holdings(epoch=self._host.plan.epoch), payload)
@@ -125,7 +127,7 @@ class Sources:
     def _staging(self, layers: LayerRange) -> StagingRing:
         layout = self._host.plan.model.layout
         least_bytes = layout.position_bytes * self._host.plan.model.num_layers
-        device = self._host.plan.device
+        device = self._host.plan.rows_device
         return StagingRing(_STAGING_BUFFERS, max(_BUFFER_BYTES, least_bytes), pin=device != "cpu", device=device)
 
     def _watch(self, streamed: Streamed, target: WorkerName) -> None:

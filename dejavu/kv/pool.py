@@ -55,10 +55,13 @@ class KvPool:
         self._values_RHSD = [self.cells_LCRHSD[index, 1] for index in range(len(layers))]
 
     @staticmethod
-    def room(layout: KvLayout, num_layers: int, num_rows: int, device: str = "cpu") -> Tensor:
-        """Zeroed memory, backed by real pages, for a pool of so many layers and rows: uint8."""
+    def room(layout: KvLayout, num_layers: int, num_rows: int, device: str = "cpu", *, pin: bool = False) -> Tensor:
+        """Zeroed memory, backed by real pages, for a pool of so many layers and rows: uint8.
+
+        ``pin`` makes it page-locked, for copies to and from a CUDA device.
+        """
         num_bytes = num_rows * layout.row_bytes(num_layers)
-        return torch.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device, pin_memory=pin).zero_()
 
     def cell_bytes(self, layers: LayerRange, heads: Span) -> int:
         """Bytes of K and V of one position in those layers and heads."""

@@ -96,9 +96,15 @@ class ReplicaStore:
                 self._accept(judged, tally)
         return tally.result()
 
-    def renew(self, epoch: Epoch) -> None:
-        """Chunks of this epoch are taken from now on, and of no other; what is here stays."""
+    def renew(self, epoch: Epoch, max_bytes: int | None = None) -> None:
+        """Chunks of this epoch are taken from now on, and of no other; what is here stays.
+
+        ``max_bytes`` is the new limit of the rows; None: the one before.
+        """
         self._gate = replace(self._gate, epoch=epoch)
+        if max_bytes is not None:
+            with self._lock:
+                self._limits = replace(self._limits, max_bytes=max_bytes)
 
     @property
     def layers(self) -> LayerRange:
@@ -168,6 +174,12 @@ class ReplicaStore:
         """Host bytes of the rows, and of memory kept for the next ones."""
         with self._lock:
             return self._num_blocks * self._block_bytes + self._memory.free_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Host bytes of the rows alone."""
+        with self._lock:
+            return self._num_blocks * self._block_bytes
 
     def _accept(self, judged: Judged, tally: Tally) -> None:
         chunk = judged.chunk

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dejavu.request import Sampling
+from dejavu.request import Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,24 @@ def sample(logits_BV: Tensor, params: Sequence[Sampling], positions: Sequence[in
             logits_V = logits_BV[row].double().cpu().numpy()
             tokens[row] = _draw(probabilities(logits_V, param), param.seed, position)
     return tokens
+
+
+def log_probabilities(
+    logits_BV: Tensor, params: Sequence[Sampling], tokens: Sequence[int]
+) -> tuple[TokenLogprobs | None, ...]:
+    """For each row that asks: its token's log-probability and the likeliest tokens; empty when none asks.
+
+    Of the model's own distribution, before temperature, top-k and top-p.
+    """
+    asking = [row for row, param in enumerate(params) if param.top_logprobs is not None]
+    if not asking:
+        return ()
+    told: list[TokenLogprobs | None] = [None] * len(params)
+    for row, logprobs_V in zip(asking, logits_BV[asking].float().log_softmax(dim=-1), strict=True):
+        top = logprobs_V.topk(min(params[row].top_logprobs or 0, len(logprobs_V)))
+        likeliest = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        told[row] = TokenLogprobs(float(logprobs_V[tokens[row]]), likeliest)
+    return tuple(told)
 
 
 def probabilities(logits_V: Floats, param: Sampling) -> Floats:

@@ -13,6 +13,8 @@ from dejavu.errors import ConfigError, nearest
 from dejavu.kv.layout import DTYPE_BYTES, KvLayout, LayerRange
 from dejavu.models.checkpoint import Checkpoint
 from dejavu.models.families import FAMILIES, Family, own_limit, read_config, read_json
+from dejavu.models.modelled_times import ModelledTimes
+from dejavu.models.stage_share import StageShare
 
 DEFAULT_MAX_LENGTH = 2048
 _SAMPLE_BYTES = 256
@@ -24,7 +26,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A model in a local folder, and how it is run."""
 
     folder: str
-    """Local folder with config.json, safetensors (whole or sharded) and perhaps a tokenizer."""
+    """Local folder with config.json, safetensors (whole or sharded) and perhaps a tokenizer; empty in a rehearsal of a
+    model of which only the sizes are known."""
     family: str
     dtype: str
     """``float32``, ``bfloat16`` or ``float16``: the dtype of computation and of the KV cache."""
@@ -44,6 +47,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of what the first stage owns beside its layers."""
     head_parameters: int
     """Of what the last stage owns beside its layers; a tied head counts, since a last stage holds a copy of it."""
+    modelled: ModelledTimes | None = None
+    """Of a rehearsal: nothing is computed, and heads and hidden size are smaller than the model's own."""
+
+    @property
+    def kv_scale(self) -> float:
+        """Bytes of KV here, over bytes of the model's KV: below 1 in a rehearsal."""
+        return 1.0 if self.modelled is None else self.modelled.kv_scale
 
     @property
     def layout(self) -> KvLayout:
@@ -63,6 +73,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         parameters += self.embedding_parameters if first else 0
         parameters += self.head_parameters if last else 0
         return parameters * DTYPE_BYTES[self.dtype]
+
+    def share(self, layers: LayerRange) -> StageShare:
+        """What a stage with these layers has of the model's work."""
+        of_layers = len(layers) / self.num_layers
+        head = self.head_parameters if layers.stop == self.num_layers else 0
+        whole = self.num_layers * self.layer_parameters + self.head_parameters
+        own = len(layers) * self.layer_parameters + head
+        return StageShare(layers=of_layers, weights=own / whole if whole else of_layers)
 
 
 def describe(folder: Path, dtype: str | None = None, max_length: int | None = None) -> ModelSpec:

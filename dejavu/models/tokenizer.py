@@ -62,6 +62,11 @@ class TextCodec:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
+    def token_text(self, token: int) -> str:
+        """The text of one token by itself, a special one by its name; bytes that make no character are replaced."""
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
 
 class IncrementalDecoder:
     """Turns one row's tokens into text as they come; a character whose bytes are not all there is held back."""

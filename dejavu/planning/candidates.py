@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, TypeAlias
 
 from dejavu.planning.arithmetic import (
@@ -98,8 +97,8 @@ def candidates(question: Question) -> list[Candidate]:
 
 
 def swapping_rule(question: Question) -> SwapRule | None:
-    """Both sides of the swap rule; None where the bandwidth to the host is unknown."""
-    inputs = question.swap_inputs()
+    """Both sides of the swap rule, to the letter; None where the bandwidth to the host is unknown."""
+    inputs = question.swap_inputs(question.rows)
     return None if inputs is None else swap_rule(inputs)
 
 
@@ -108,11 +107,12 @@ def _batchings(question: Question) -> Iterator[_Batching]:
     rule = swapping_rule(question)
     if rule is None:
         return
-    make = partial(_Batching, question=question, swapping=True, swapped_steps_s=rule.with_s)
     # As many rows as before: slower at best, but the devices hold two microbatches instead of all.
-    yield make(rows=question.rows)
-    if rule.pays:
-        yield make(rows=2 * question.rows)
+    for rows in (question.rows, 2 * question.rows) if rule.pays else (question.rows,):
+        # The rule counts the KV of B rows; a microbatch of 2B rows moves that of all of them.
+        moved = question.swap_inputs(rows)
+        assert moved is not None
+        yield _Batching(question=question, rows=rows, swapping=True, swapped_steps_s=swap_rule(moved).with_s)
 
 
 def _cut(batching: _Batching) -> Iterator[Candidate]:

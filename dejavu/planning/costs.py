@@ -45,3 +45,24 @@ class GivenCosts:
     def step_time_s(self, rows: int, context: float) -> float:
         """t: as given."""
         return self.whole_token_time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledCosts:
+    """Other costs with every time multiplied: those of a rehearsal that runs faster or slower than its profile."""
+
+    costs: Costs
+    scale: float
+
+    @property
+    def source(self) -> str:
+        """For people: who measured the times."""
+        return f"{self.costs.source}, times {self.scale:g}"
+
+    def prompt_time_s(self, rows: int, tokens: float) -> float:
+        """Y."""
+        return self.costs.prompt_time_s(rows, tokens) * self.scale
+
+    def step_time_s(self, rows: int, context: float) -> float:
+        """t."""
+        return self.costs.step_time_s(rows, context) * self.scale

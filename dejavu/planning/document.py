@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.interpolation import PointCosts
-from dejavu.planning.memory import StageBytes, memory_table
+from dejavu.planning.memory import StageBytes, memory_table, most_rows
 from dejavu.planning.prediction import predict
 from dejavu.planning.question import Question
 from dejavu.planning.search import Answer, Formulas
@@ -30,6 +30,12 @@ def document(answer: Answer) -> Document:
         "predicted": asdict(predict(chosen, question.lengths, question.machines)) if chosen else None,
         "cost": _cost(answer),
         "memory": [_stage(stage) for stage in memory_table(question, chosen)] if chosen else [],
+        "most_rows": {
+            "resident": most_rows(question, chosen, swapping=False),
+            "swapped": most_rows(question, chosen, swapping=True),
+        }
+        if chosen
+        else None,
         "formulas": _formulas(answer.formulas),
         "swap": {**asdict(answer.swap), "pays": answer.swap.pays} if answer.swap else None,
         "runners_up": [_candidate(one, question) for one in answer.runners_up],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from dejavu.control.layers import balanced_layers
@@ -50,6 +50,17 @@ def memory_table(question: Question, candidate: Candidate) -> tuple[StageBytes, 
         *_pipeline(question, candidate, "prompt", candidate.prompt_depth),
         *_pipeline(question, candidate, "token", candidate.token_depth),
     )
+
+
+def most_rows(question: Question, candidate: Candidate, *, swapping: bool) -> int | None:
+    """The most rows of a microbatch with which every stage of these pipelines fits; None: nothing limits them."""
+    found = []
+    for stage in memory_table(question, replace(candidate, rows=1, swapping=swapping)):
+        if stage.machine_bytes is not None and stage.kv_bytes:
+            found.append(max(0, (stage.machine_bytes - stage.weight_bytes) // stage.kv_bytes))
+        if question.machines.host_memory_bytes is not None and stage.host_kv_bytes:
+            found.append(question.machines.host_memory_bytes // stage.host_kv_bytes)
+    return min(found, default=None)
 
 
 def _pipeline(question: Question, candidate: Candidate, kind: StageKind, depth: int) -> tuple[StageBytes, ...]:

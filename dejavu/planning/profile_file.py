@@ -36,6 +36,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     step_fit: Fit | None = None
     many_rows_fit: Fit | None = None
     many_rows_from: int = 0
+    copy_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
+    """KV of rows from the host to the device; None: not measured."""
 
     @property
     def label(self) -> str:

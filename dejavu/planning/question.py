@@ -22,6 +22,8 @@ class Machines:
     devices_each: int = 1
     device_memory_bytes: int | None = None
     """Of one device; None: no limit is checked."""
+    host_memory_bytes: int | None = None
+    """Of a machine's host, for KV that is swapped; None: no limit is checked."""
     link_gbps: float | None = None
     """Between two machines, in Gbit/s; None: unknown."""
     pcie_gbps: float | None = None
@@ -92,14 +94,14 @@ class Question:
         """Tokens behind a row in a step: it grows from the prompt on, by half of the answer in the mean."""
         return self.lengths.mean_prompt_tokens + self.lengths.mean_new_tokens / 2
 
-    def swap_inputs(self) -> SwapInputs | None:
-        """What the swap rule is asked for; None where the bandwidth to the host is unknown."""
+    def swap_inputs(self, rows: int) -> SwapInputs | None:
+        """What is asked of microbatches whose ``rows`` rows are moved; None: the bandwidth to the host is unknown."""
         bandwidth = self.machines.pcie_bytes_per_s
         if bandwidth is None:
             return None
         return SwapInputs(
-            rows=self.rows,
-            token_time_s=self.inputs(self.rows, self.machines.count).token_time_s,
+            rows=rows,
+            token_time_s=self.inputs(rows, self.machines.count).token_time_s,
             prompt_tokens=round(self.lengths.mean_prompt_tokens),
             num_new_tokens=round(self.lengths.mean_new_tokens),
             kv_bytes_per_token=self.shape.kv_bytes_per_token,

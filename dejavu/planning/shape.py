@@ -80,6 +80,27 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
     )
 
 
+def spec_of_shape(shape: ModelShape) -> ModelSpec:
+    """A model of which only the sizes are known, as plans know it: it lies nowhere, and no token ends its text."""
+    return ModelSpec(
+        folder="",
+        family=shape.name,
+        dtype=shape.dtype,
+        max_length=shape.max_length,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=(),
+        model_hash=shape.name,
+        layer_parameters=shape.layer_parameters,
+        embedding_parameters=shape.embedding_parameters,
+        head_parameters=shape.head_parameters,
+    )
+
+
 def shape_of_sizes(name: str, sizes: ShapeConfig, *, dtype: str, max_length: int) -> ModelShape:
     """The sizes of a published model, counted from its dimensions; validated beforehand."""
     hidden, head_dim = sizes.hidden_size, sizes.head_dim or sizes.hidden_size // sizes.num_heads

@@ -21,6 +21,8 @@ class Times:
     licence: str | None = None
     held_out: HeldOut | None = None
     """Of times that are interpolated."""
+    copy_bytes_per_s: float | None = None
+    """KV from the host to the device, where it was measured."""
 
 
 def times_of_profile(kind: TimesKind, file: ProfileFile, profile: Profile) -> Times:
@@ -31,4 +33,5 @@ def times_of_profile(kind: TimesKind, file: ProfileFile, profile: Profile) -> Ti
         costs=costs,
         licence=file.licence,
         held_out=held_out_error(costs) if isinstance(costs, PointCosts) else None,
+        copy_bytes_per_s=profile.copy_bytes_per_s,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from dejavu.ids import RequestId
-from dejavu.report.counters import WorkerCounters
+from dejavu.report.counters import RehearsalCounters, SwapTotals, WorkerCounters
 from dejavu.report.json_file import write_json
 from dejavu.report.repairs import RepairReceipt
 from dejavu.request import Completion
@@ -86,6 +86,32 @@ class StageMetrics(TypedDict):
     peak_rss_bytes: int
     weight_bytes: int
     kv_pool_bytes: int
+    """In host memory, of a stage that swaps."""
+    swap: Swap
+
+
+class Rehearsal(TypedDict):
+    """How stages that waited instead of computing kept to their times, all of them together."""
+
+    time_scale: float
+    kv_scale: float
+    passes: int
+    planned_s: float
+    late_s: float
+    late_share: float | None
+    most_late_s: float
+
+
+class Swap(TypedDict):
+    """See ``SwapTotals``; all zeros where nothing swaps."""
+
+    bytes_in: int
+    bytes_out: int
+    unused_bytes: int
+    busy_s: float
+    wait_s: float
+    steps: int
+    waits: int
 
 
 class Metrics(TypedDict):
@@ -97,9 +123,11 @@ class Metrics(TypedDict):
     throughput: Throughput
     latency: Latency
     transfers: dict[str, Transfer]
+    swap: Swap
     stages: list[StageMetrics]
     kv: dict[str, int]
     repairs: list[RepairReceipt]
+    rehearsal: Rehearsal | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +195,11 @@ def summarize(
             inter_token_s=_spread(gap for one in times for gap in one.gaps_s),
         ),
         transfers=_transfers(ordered),
+        swap=_swap([one.swap for one in ordered]),
         stages=[_stage(worker) for worker in ordered],
         kv=_kv_counters(ordered),
         repairs=list(repairs),
+        rehearsal=_rehearsal([one.rehearsal for one in ordered if one.rehearsal is not None]),
     )
 
 
@@ -208,9 +238,25 @@ def _transfers(workers: Sequence[WorkerCounters]) -> dict[str, Transfer]:
     """Totals over the workers, by kind."""
     return {
         "streamed": _transfer((one.stream_bytes, one.stream_hidden_s, one.stream_exposed_s) for one in workers),
-        "swapped": _transfer((one.swap_bytes, one.swap_hidden_s, one.swap_exposed_s) for one in workers),
+        "swapped": _transfer(_swapped(one.swap) for one in workers),
         "replicated": _transfer((one.replica_bytes, one.replica_hidden_s, one.replica_exposed_s) for one in workers),
     }
+
+
+def _swapped(swap: SwapTotals) -> tuple[int, float, float]:
+    return swap.bytes_in + swap.bytes_out, max(swap.busy_s - swap.wait_s, 0.0), swap.wait_s
+
+
+def _swap(workers: Sequence[SwapTotals]) -> Swap:
+    return Swap(
+        bytes_in=sum(one.bytes_in for one in workers),
+        bytes_out=sum(one.bytes_out for one in workers),
+        unused_bytes=sum(one.unused_bytes for one in workers),
+        busy_s=float(sum(one.busy_s for one in workers)),
+        wait_s=float(sum(one.wait_s for one in workers)),
+        steps=sum(one.steps for one in workers),
+        waits=sum(one.waits for one in workers),
+    )
 
 
 def _transfer(parts: Iterable[tuple[int, float, float]]) -> Transfer:
@@ -238,6 +284,22 @@ def _stage(worker: WorkerCounters) -> StageMetrics:
         peak_rss_bytes=worker.peak_rss_bytes,
         weight_bytes=worker.weight_bytes,
         kv_pool_bytes=worker.kv_pool_bytes,
+        swap=_swap([worker.swap]),
+    )
+
+
+def _rehearsal(stages: Sequence[RehearsalCounters]) -> Rehearsal | None:
+    if not stages:
+        return None
+    planned_s, late_s = sum(one.planned_s for one in stages), sum(one.late_s for one in stages)
+    return Rehearsal(
+        time_scale=stages[0].time_scale,
+        kv_scale=stages[0].kv_scale,
+        passes=sum(one.passes for one in stages),
+        planned_s=planned_s,
+        late_s=late_s,
+        late_share=_ratio(late_s, planned_s),
+        most_late_s=max(one.most_late_s for one in stages),
     )
 
 

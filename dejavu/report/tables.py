@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dejavu.report.amounts import printable, show_bytes, show_count, show_rate, show_seconds, show_share
 from dejavu.report.counters import WorkerCounters
+from dejavu.report.lateness import is_too_late, rehearsal_line
 from dejavu.report.metrics import FINISHED_REASONS, Metrics
 from dejavu.report.repairs import repair_line
 from dejavu.request import Completion
@@ -54,20 +55,24 @@ class StageRow:
 def render_report(
     console: Console,
     plan_rows: Sequence[StageRow],
-    completions: Sequence[Completion],
+    completions: Sequence[Completion] | None,
     metrics: Metrics,
     *,
     max_answers: int = 20,
 ) -> None:
-    """The report is on ``console``; beyond ``max_answers`` answers and as many errors it says how many are left out."""
+    """The report is on ``console``; beyond ``max_answers`` answers and as many errors it says how many are left out.
+
+    ``completions`` None: it is about the figures alone.
+    """
     console.print(Group(*_sections(plan_rows, completions, metrics, max_answers)))
 
 
 def _sections(
-    plan_rows: Sequence[StageRow], completions: Sequence[Completion], metrics: Metrics, max_answers: int
+    plan_rows: Sequence[StageRow], completions: Sequence[Completion] | None, metrics: Metrics, max_answers: int
 ) -> Iterable[RenderableType]:
-    yield Rule(Text("Answers", style="bold"), align="left", style="dim")
-    yield from _answers(completions, max_answers)
+    if completions is not None:
+        yield Rule(Text("Answers", style="bold"), align="left", style="dim")
+        yield from _answers(completions, max_answers)
     yield Rule(Text(_mode(plan_rows), style="bold"), align="left", style="dim")
     if plan_rows:
         yield _stage_table(plan_rows)
@@ -177,6 +182,10 @@ def _figures(metrics: Metrics) -> RenderableType:
             figures.add_row(label, f"{show_seconds(spread['median'])}{suffix} (95th percentile {p95})")
     for label, line in _transfers(metrics):
         figures.add_row(label, line)
+    rehearsal = metrics["rehearsal"]
+    if rehearsal is not None:
+        style = "bold red" if is_too_late(rehearsal) else "yellow"
+        figures.add_row("rehearsed", Text(rehearsal_line(rehearsal), style=style))
     return Padding(figures, (1, 0, 0, 0))
 
 

@@ -28,6 +28,8 @@ class _StepCost:
     """What one step takes, whichever stage it is on."""
 
     whole_s: float
+    shortest_s: float
+    """With next to no KV to read."""
     hop_s: float
     positions: int
     """Cells that it reads, over all rows, in each layer."""
@@ -39,7 +41,7 @@ class _StepStage:
     def __init__(self, plan: Plan, stage: Stage, station: Station, machinery: Machinery) -> None:
         self.station = station
         self.num_layers = len(stage.layers)
-        self.share = self.num_layers / plan.model.num_layers
+        self.share = plan.model.share(stage.layers)
         self.swapper = swapper_of(machinery, plan.token_pipeline.in_flight)
 
 
@@ -91,6 +93,8 @@ class Epoch:
         token = plan.token_pipeline
         self._steps = [_StepStage(plan, stage, stations[stage.worker], machinery) for stage in token.stages]
         self.ring = Ring(num_microbatches=token.in_flight, num_ready_stages=token.depth if self._is_split else 0)
+        self._shortest: dict[int, float] = {}
+        """Of a step of so many rows, with next to no KV to read."""
         self._missing: dict[RowId, dict[int, int]] = {}
         """Layers that a token stage still lacks of a row whose KV comes from the prompt pipeline."""
         self._steps[0].station.own_work = self._own_step
@@ -208,10 +212,18 @@ class Epoch:
             if state is not None and state.first_step is None:
                 state.first_step = step.step
                 self._controller.first_stepped(state)
-        num_rows = len(step.rows)
-        whole_s = self._costs.step_time_s(num_rows, positions / num_rows)
+        # A stage computes all rows from the first live one to the last, each as far as the longest.
+        num_rows = step.rows[-1].row_index - step.rows[0].row_index + 1
+        whole_s = self._costs.step_time_s(num_rows, max(row.position for row in step.rows))
         hop_s = self.links.hop_s(num_rows) if len(self._steps) > 1 else 0.0
-        return self._step_work(0, step, _StepCost(whole_s, hop_s, positions + num_rows))
+        return self._step_work(
+            0, step, _StepCost(whole_s, self._shortest_s(num_rows), hop_s, positions + len(step.rows))
+        )
+
+    def _shortest_s(self, num_rows: int) -> float:
+        if num_rows not in self._shortest:
+            self._shortest[num_rows] = self._costs.step_time_s(num_rows, 1)
+        return self._shortest[num_rows]
 
     def _step_at(self, index: int, step: Step, cost: _StepCost) -> None:
         if not self.is_over:
@@ -238,7 +250,7 @@ class Epoch:
         return Work(
             kind="step",
             label=f"T{step.microbatch}.{step.step}",
-            duration_s=cost.whole_s * stage.share,
+            duration_s=stage.share.step_s(cost.whole_s, cost.shortest_s),
             done=done,
             not_before=None if stage.swapper is None else resident_s,
         )

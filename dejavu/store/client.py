@@ -47,19 +47,21 @@ class StoreClient:
 
         return self._failover.run(operation)
 
-    def put_if(self, key: str, value: bytes, mod_revision: int, *, lease_id: int = 0) -> bool:
+    def put_if(
+        self, key: str, value: bytes, mod_revision: int, *, lease_id: int = 0, keeps_lease: bool = False
+    ) -> bool:
         """True when the key was still at ``mod_revision`` (0: absent) and now has the value; else False, unchanged.
 
-        ``lease_id`` is the lease that the key lives on; 0: none. When the answer to a first try was lost and the value
-        is found in place, that counts as written by us, so writers that compete must write different values (name
-        themselves or their epoch in it).
+        ``lease_id`` is the lease that the key lives on; 0: none, or with ``keeps_lease`` the one that it is on already.
+        When the answer to a first try was lost and the value is found in place, that counts as written by us, so
+        writers that compete must write different values (name themselves or their epoch in it).
         """
         tried = False
 
         def operation(connection: Connection, timeout_s: float) -> bool:
             nonlocal tried
             earlier_may_have_won, tried = tried, True
-            swap = _swap(connection.rpc, key, value, mod_revision, lease_id)
+            swap = _swap(connection.rpc, key, value, mod_revision, lease_id, keeps_lease)
             answer = connection.call(connection.kv.Txn, swap, timeout_s)
             if answer.succeeded:
                 return True
@@ -97,9 +99,11 @@ def list_prefix(connection: Connection, prefix: str, timeout_s: float, *, revisi
     return Snapshot(entries=tuple(map(entry_of, answer.kvs)), revision=revision or answer.header.revision)
 
 
-def _swap(rpc: Any, key: str, value: bytes, mod_revision: int, lease_id: int) -> Any:
+def _swap(rpc: Any, key: str, value: bytes, mod_revision: int, lease_id: int, keeps_lease: bool) -> Any:
     """A transaction: put when the key is at ``mod_revision``, otherwise read it."""
     compare = rpc.Compare(key=key.encode(), target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=mod_revision)
-    put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
+    put = rpc.RequestOp(
+        request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id, ignore_lease=keeps_lease)
+    )
     read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
     return rpc.TxnRequest(compare=[compare], success=[put], failure=[read])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dejavu.errors import ConfigError
 from dejavu.ids import WorkerName
 
+ALL_CLUSTERS = "/dejavu/"
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -24,7 +25,7 @@ class Keys:
     @property
     def prefix(self) -> str:
         """Everything of this cluster lies under it; it ends with a slash, so no other cluster's name matches."""
-        return f"/dejavu/{self.cluster}/"
+        return f"{ALL_CLUSTERS}{self.cluster}/"
 
     @property
     def spec(self) -> str:
@@ -78,7 +79,24 @@ class Keys:
         """The journal of the n-th repair."""
         return f"{self.repairs_prefix}{n}"
 
+    @property
+    def changes_prefix(self) -> str:
+        """All changes of the declared state lie under it."""
+        return self.prefix + "changes/"
+
+    def changes(self, revision: int) -> str:
+        """What became of the declared state of that revision."""
+        return f"{self.changes_prefix}{revision}"
+
+    def change_of(self, key: str) -> int | None:
+        """The revision whose change ``key`` is, or None when it is another key."""
+        return _number_after(self.changes_prefix, key)
+
     def repair_of(self, key: str) -> int | None:
         """The number of the repair whose journal ``key`` is, or None when it is another key."""
-        number = key.removeprefix(self.repairs_prefix)
-        return int(number) if number != key and number.isascii() and number.isdecimal() else None
+        return _number_after(self.repairs_prefix, key)
+
+
+def _number_after(prefix: str, key: str) -> int | None:
+    number = key.removeprefix(prefix)
+    return int(number) if number != key and number.isascii() and number.isdecimal() else None

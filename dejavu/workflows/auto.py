@@ -8,19 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from dejavu.config import Config, StrategyMode
-from dejavu.config.strategy import SplitConfig
+from dejavu.config.strategy import Scheduling, SplitConfig, Swapping
 from dejavu.errors import InfeasibleError
-from dejavu.models.source import has_tokenizer
-from dejavu.models.tokenizer import TextCodec
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.document import document
 from dejavu.planning.search import Answer
-from dejavu.planning.shape import shape_of_spec
+from dejavu.planning.shape import shape_of_spec, spec_of_shape
 from dejavu.planning.sizing import plan_with_rows
 from dejavu.report.json_file import write_json
 from dejavu.report.progress import Progress
+from dejavu.workflows.declared_times import declared_shape
 from dejavu.workflows.plan import question_of, summarised
-from dejavu.workflows.preparation import prepare_model
+from dejavu.workflows.preparation import codec_of, prepare_model
 from dejavu.workload import request_lengths
 
 logger = logging.getLogger(__name__)
@@ -44,13 +43,14 @@ def decided(config: Config, output: Path, progress: Progress) -> tuple[Config, A
 
 def answered(config: Config, progress: Progress) -> Answer:
     """The planner's answer for the declared machines, model, workload and profile."""
-    spec = prepare_model(config.model, progress)
-    folder = Path(spec.folder)
-    codec = TextCodec(folder) if has_tokenizer(folder) else None
-    lengths = summarised(request_lengths(config.workload, codec, spec.vocab_size))
-    question = question_of(config, shape_of_spec(config.model.kind, spec), lengths)
-    # The cluster does not swap, so a plan that does would be of no use here.
-    return plan_with_rows(replace(question, machines=replace(question.machines, pcie_gbps=None)))
+    model = config.model
+    spec = spec_of_shape(declared_shape(model)) if model.is_shape else prepare_model(model, progress)
+    lengths = summarised(request_lengths(config.workload, codec_of(spec), spec.vocab_size))
+    question = question_of(config, shape_of_spec(model.kind, spec), lengths)
+    if config.strategy.swapping is Swapping.off:
+        # A plan that swaps would be of no use.
+        question = replace(question, machines=replace(question.machines, pcie_gbps=None))
+    return plan_with_rows(question)
 
 
 def with_strategy(config: Config, chosen: Candidate) -> Config:
@@ -62,7 +62,9 @@ def with_strategy(config: Config, chosen: Candidate) -> Config:
         mode=StrategyMode.disaggregated if is_split else StrategyMode.colocated,
         split=SplitConfig(prompt=chosen.prompt_depth, token=chosen.token_depth) if is_split else SplitConfig(),
         stages=1 if is_split else chosen.prompt_depth,
-        in_flight=chosen.in_flight,
+        # A plan counts on whole microbatches; where each row is replaced at once, more of them would be emptier ones.
+        in_flight=chosen.in_flight if declared.scheduling is Scheduling.microbatch else None,
+        swapping=Swapping.on if chosen.swapping else declared.swapping,
         microbatch=replace(declared.microbatch, token=chosen.rows, prompt=min(declared.microbatch.prompt, chosen.rows)),
     )
     return replace(config, strategy=strategy)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dejavu.clock import SystemClock
 from dejavu.config import Config, StoreConfig, StoreKind
+from dejavu.config.declared import declared_state
 from dejavu.control.member import encode_json
 from dejavu.control.plan import Plan
 from dejavu.engine.worker_spec import WorkerSpec
@@ -21,13 +22,14 @@ from dejavu.store.embedded import EmbeddedEtcd
 from dejavu.store.keys import Keys
 from dejavu.store.spec import StoreSpec
 from dejavu.workflows.desk import CLOSE_TIMEOUT_S, Desk, open_desk
+from dejavu.workflows.external_store import external_store
+from dejavu.workflows.preparation import host_memory_bytes, worker_memory_bytes
 from dejavu.workflows.running import EpochBoard, RunningCluster
 from operators.loop import ClusterOperator
 from operators.processes import WORKER_COMMAND, ProcessLauncher
 
 logger = logging.getLogger(__name__)
 
-_GB = 10**9
 _CONFIRM_S = 1.5
 _PATIENCE_TTLS = 3.0
 _PATIENCE_S = 5.0
@@ -54,15 +56,7 @@ def running_cluster(
 def _store(config: StoreConfig, output: Path) -> Iterator[StoreSpec]:
     """The declared store answers."""
     if config.kind is StoreKind.external:
-        yield StoreSpec(
-            endpoints=tuple(config.endpoints),
-            ca_cert=config.ca_cert,
-            cert=config.cert,
-            key=config.key,
-            user=config.user,
-            password=config.password,
-            timeout_s=config.timeout_s,
-        )
+        yield external_store(config)
         return
     with tempfile.TemporaryDirectory(prefix="dejavu-etcd-", ignore_cleanup_errors=True) as folder:
         etcd = EmbeddedEtcd(Path(folder) / "data", fsync=config.fsync, log_path=output / "etcd.log")
@@ -102,10 +96,10 @@ def _on_store(
 def _operator(
     config: Config, plan: Plan, desk: Desk, cluster: RunningCluster, wake: threading.Event
 ) -> ClusterOperator:
-    ttl_s, memory_gb = config.cluster.lease_ttl_s, config.cluster.device_memory_gb
+    ttl_s = config.cluster.lease_ttl_s
     return ClusterOperator(
         plan=plan,
-        spec=encode_json(_declared_state(config)),
+        spec=encode_json(declared_state(config)),
         board=desk.board,
         launcher=cluster.launcher,
         clock=desk.clock,
@@ -113,7 +107,8 @@ def _operator(
         confirm_s=ttl_s + _CONFIRM_S,
         patience_s=_PATIENCE_TTLS * ttl_s + _PATIENCE_S,
         start_timeout_s=config.cluster.start_timeout_s,
-        device_memory_bytes=None if memory_gb is None else int(memory_gb * _GB),
+        device_memory_bytes=worker_memory_bytes(config),
+        host_memory_bytes=host_memory_bytes(config),
         on_fenced=cluster.fenced,
         on_formed=cluster.formed,
         on_failure=cluster.failed,
@@ -162,13 +157,3 @@ def _worker_spec(config: Config, store: StoreSpec, secret: str, name: WorkerName
         start_timeout_s=config.cluster.start_timeout_s,
         kv_folder=str((kv_folder / name).absolute()),
     )
-
-
-def _declared_state(config: Config) -> dict[str, object]:
-    """What the user declared, for the store: everything but the credentials of the store itself."""
-    return {
-        "cluster": config.cluster,
-        "model": config.model,
-        "strategy": config.strategy,
-        "transport": config.transport,
-    }

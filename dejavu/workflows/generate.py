@@ -21,6 +21,7 @@ from dejavu.ids import RequestId
 from dejavu.report.completions import CompletionWriter
 from dejavu.report.counters import WorkerCounters
 from dejavu.report.json_file import write_json
+from dejavu.report.lateness import log_rehearsal
 from dejavu.report.metrics import Metrics, summarize, write_metrics
 from dejavu.report.progress import Progress, RichProgress
 from dejavu.report.repairs import RepairReceipt
@@ -118,6 +119,7 @@ def run(config: Config, output: Path) -> None:
                 run_s = clock.now() - start_s if wall_s is None else wall_s
                 metrics = recorder.metrics(counters, run_s, receipts(journals))
                 write_metrics(output / "metrics.json", metrics)
+                log_rehearsal(metrics)
                 write_timeline(output / "timeline.json", with_repairs(spans, journals), start_s=start_s)
     _render(console, counters, recorder.in_order(prepared.requests), metrics)
     console.print(f"output: {output}", highlight=False, soft_wrap=True)

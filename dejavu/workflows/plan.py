@@ -9,22 +9,18 @@ from pathlib import Path
 from rich.console import Console
 
 from dejavu.clock import SystemClock
-from dejavu.config import Config, ProfileConfig, ProfileKind, StrategyMode
-from dejavu.errors import ConfigError, InfeasibleError
+from dejavu.config import Config, StrategyMode
+from dejavu.errors import InfeasibleError
 from dejavu.models.source import has_tokenizer
-from dejavu.models.spec import DEFAULT_MAX_LENGTH
 from dejavu.models.tokenizer import TextCodec
-from dejavu.planning.costs import GivenCosts
 from dejavu.planning.document import document
-from dejavu.planning.profile_file import choose_measured, choose_published, published_files, read_profile_file
 from dejavu.planning.question import Lengths, Machines, Question
-from dejavu.planning.roofline import Device, RooflineCosts
 from dejavu.planning.search import plan
-from dejavu.planning.shape import ModelShape, shape_of_sizes, shape_of_spec
+from dejavu.planning.shape import ModelShape, shape_of_spec
 from dejavu.planning.sizing import plan_with_rows
-from dejavu.planning.times import Times, times_of_profile
 from dejavu.report.json_file import write_json
 from dejavu.report.progress import RichProgress
+from dejavu.workflows.declared_times import declared_shape, times
 from dejavu.workflows.plan_report import render_plan
 from dejavu.workflows.preparation import prepare_model
 from dejavu.workload import RequestLength, request_lengths
@@ -32,7 +28,6 @@ from dejavu.workload import RequestLength, request_lengths
 logger = logging.getLogger(__name__)
 
 _GB = 10**9
-_TERA = 10**12
 
 
 def run(config: Config, output: Path) -> None:
@@ -75,9 +70,7 @@ def model_shape(config: Config) -> tuple[ModelShape, TextCodec | None]:
     """The model's sizes, and its tokenizer where it has one."""
     model = config.model
     if model.is_shape:
-        dtype = "float16" if model.dtype is None else model.dtype.value
-        max_length = model.max_length or model.shape.num_positions or DEFAULT_MAX_LENGTH
-        return shape_of_sizes(model.kind, model.shape, dtype=dtype, max_length=max_length), None
+        return declared_shape(model), None
     with RichProgress(Console(stderr=True), SystemClock()) as progress:
         spec = prepare_model(model, progress)
     folder = Path(spec.folder)
@@ -92,55 +85,10 @@ def machines(config: Config) -> Machines:
         count=cluster.num_machines or cluster.num_workers or config.strategy.num_workers_needed,
         devices_each=cluster.devices_per_machine,
         device_memory_bytes=None if memory_gb is None else max(1, int(memory_gb * _GB)),
+        host_memory_bytes=None if cluster.host_memory_gb is None else max(1, int(cluster.host_memory_gb * _GB)),
         link_gbps=cluster.link_gbps,
         pcie_gbps=cluster.pcie_gbps,
         price_per_hour=cluster.price_per_hour,
-    )
-
-
-def times(config: Config, shape: ModelShape, rows: int) -> Times:
-    """The times that the declared profile gives. Raises ConfigError where it has none for this model."""
-    profile, devices = config.profile, config.cluster.devices_per_machine
-    match profile.effective_kind:
-        case ProfileKind.given:
-            return _given(profile, rows)
-        case ProfileKind.roofline:
-            return _roofline(profile, shape, devices)
-        case ProfileKind.published:
-            file, chosen = choose_published(
-                published_files(),
-                model=shape.name,
-                hardware=str(profile.hardware),
-                devices=devices,
-                engine=profile.engine,
-            )
-            return times_of_profile("published", file, chosen)
-        case ProfileKind.measured:
-            path = Path(str(profile.path))
-            file = read_profile_file(path)
-            return times_of_profile("measured", file, choose_measured(file, path, model=shape.name, devices=devices))
-
-
-def _given(profile: ProfileConfig, rows: int) -> Times:
-    if profile.prompt_time_s is None or profile.token_time_s is None:
-        raise ConfigError("profile=given needs profile.prompt_time_s and profile.token_time_s")
-    costs = GivenCosts(rows=rows, whole_prompt_time_s=profile.prompt_time_s, whole_token_time_s=profile.token_time_s)
-    return Times(kind="given", costs=costs)
-
-
-def _roofline(profile: ProfileConfig, shape: ModelShape, num_devices: int) -> Times:
-    if profile.tflops is None or profile.memory_gb_per_s is None:
-        raise ConfigError("profile=roofline needs profile.tflops and profile.memory_gb_per_s")
-    device = Device(
-        name=profile.hardware or "device",
-        operations_per_s=profile.tflops * _TERA,
-        memory_bytes_per_s=profile.memory_gb_per_s * _GB,
-        compute_efficiency=profile.compute_efficiency,
-        memory_efficiency=profile.memory_efficiency,
-    )
-    return Times(
-        kind="roofline",
-        costs=RooflineCosts(shape=shape, device=device, num_devices=num_devices),
     )
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.document import warnings
 from dejavu.planning.interpolation import HeldOut
-from dejavu.planning.memory import StageBytes, memory_table
+from dejavu.planning.memory import StageBytes, memory_table, most_rows
 from dejavu.planning.prediction import Prediction, predict
 from dejavu.planning.search import Answer
 from dejavu.report.amounts import UNKNOWN, show_bytes, show_count, show_rate, show_seconds, show_share
@@ -55,6 +55,7 @@ def _promise(answer: Answer, chosen: Candidate) -> RenderableType:
     lines.add_column(overflow="fold")
     swapping = ", swapped to host memory" if chosen.swapping else ""
     lines.add_row("microbatches", f"{show_count(chosen.rows, 'row')}, {chosen.in_flight} in flight{swapping}")
+    lines.add_row("at most", _most(answer, chosen))
     speed = f"{show_rate(prediction.requests_per_s, 'requests')}, {show_rate(prediction.tokens_per_s, 'tokens')}"
     lines.add_row("throughput", Text(speed, style="bold green"))
     per_token = show_seconds(prediction.normalized_latency_s)
@@ -78,6 +79,15 @@ def _promise(answer: Answer, chosen: Candidate) -> RenderableType:
         both = f"2Nt {show_seconds(answer.swap.without_s)}, with transfers {show_seconds(answer.swap.with_s)}"
         lines.add_row("swapping", f"{verdict}: {both}")
     return Padding(lines, (1, 0, 1, 0))
+
+
+def _most(answer: Answer, chosen: Candidate) -> str:
+    """How large a microbatch could be in these pipelines, as far as memory goes."""
+    resident, swapped = (most_rows(answer.question, chosen, swapping=swapping) for swapping in (False, True))
+    if resident is None:
+        return "as many rows as wanted: no memory is declared"
+    shown = "any number" if swapped is None else show_count(swapped, "row")
+    return f"{show_count(resident, 'row')} a microbatch, {shown} where KV is swapped"
 
 
 def held_out_line(error: HeldOut) -> str:

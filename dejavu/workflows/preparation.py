@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dejavu.config import Config, ModelConfig, StrategyMode
-from dejavu.config.strategy import Recovery, StreamTo
+from dejavu.config import Compute, Config, ModelConfig, StrategyMode
+from dejavu.config.strategy import Recovery, StreamTo, Swapping
 from dejavu.control.placement import Declared, LayerPairs, check_shape, place
 from dejavu.control.plan import Plan, RecoveryTier, StreamTarget
 from dejavu.errors import ConfigError
@@ -16,8 +16,12 @@ from dejavu.kv.levels import StreamingLevel
 from dejavu.models.source import ModelSource, cache_folder, has_tokenizer, known_num_layers, resolve
 from dejavu.models.spec import ModelSpec, describe
 from dejavu.models.tokenizer import TextCodec
+from dejavu.planning.rehearsal import rehearsed
+from dejavu.planning.shape import shape_of_spec, spec_of_shape
 from dejavu.report.progress import Progress, Unit
 from dejavu.request import Request
+from dejavu.workflows.declared_times import declared_shape, times
+from dejavu.workflows.swap_decision import with_swapping
 from dejavu.workload import load
 
 _GB = 10**9
@@ -46,14 +50,62 @@ class Prepared:
 
 def prepare(config: Config, progress: Progress) -> Prepared:
     """Model, plan and requests are there. Raises ConfigError or InfeasibleError; nothing has been started."""
-    model = prepare_model(config.model, progress)
-    plan = place(declared(config), model, epoch=_FIRST_EPOCH)
-    folder = Path(model.folder)
-    codec = TextCodec(folder) if has_tokenizer(folder) else None
+    model = cluster_model(config, progress)
+    codec = codec_of(model)
     requests = load(config.workload, codec=codec, vocab_size=model.vocab_size, avoid=model.eos_token_ids)
     if not requests:
         raise ConfigError(f"workload={config.workload.kind.value} has no request in it")
+    plan = place(with_swapping(config, declared(config), model, requests), model, epoch=_FIRST_EPOCH)
     return Prepared(plan=plan, codec=codec, requests=requests)
+
+
+def prepare_service(config: Config, progress: Progress) -> Prepared:
+    """Model and plan are there, without requests: they will come. Raises ConfigError or InfeasibleError."""
+    model = cluster_model(config, progress)
+    plan = place(with_swapping(config, declared(config), model, ()), model, epoch=_FIRST_EPOCH)
+    return Prepared(plan=plan, codec=codec_of(model), requests=())
+
+
+def codec_of(model: ModelSpec) -> TextCodec | None:
+    """The model's tokenizer, where it has one."""
+    folder = Path(model.folder)
+    return TextCodec(folder) if model.folder and has_tokenizer(folder) else None
+
+
+def cluster_model(config: Config, progress: Progress) -> ModelSpec:
+    """The model as the cluster's stages have it: itself, or as they rehearse it.
+
+    Raises ConfigError where the declared profile has no times for it.
+    """
+    model = config.model
+    if model.compute is Compute.real:
+        return prepare_model(model, progress)
+    shape = declared_shape(model) if model.is_shape else None
+    spec = prepare_model(model, progress) if shape is None else spec_of_shape(shape)
+    rows = config.strategy.microbatch
+    is_split = config.strategy.mode is StrategyMode.disaggregated
+    return rehearsed(
+        spec,
+        times(config, shape or shape_of_spec(model.kind, spec), rows.token).costs,
+        most_rows=max(rows.prompt, rows.token),
+        overhead=config.profile.streaming_overhead or 1.0 if is_split else 1.0,
+        time_scale=model.time_scale,
+        kv_scale=model.kv_scale,
+    )
+
+
+def worker_memory_bytes(config: Config) -> int | None:
+    """What a worker's devices have: one of them where it computes, those of a machine where it rehearses."""
+    cluster = config.cluster
+    if cluster.device_memory_gb is None:
+        return None
+    num_devices = cluster.devices_per_machine if config.model.compute is Compute.modelled else 1
+    return int(cluster.device_memory_gb * _GB) * num_devices
+
+
+def host_memory_bytes(config: Config) -> int | None:
+    """What a worker's host has for KV that is swapped."""
+    return None if config.cluster.host_memory_gb is None else int(config.cluster.host_memory_gb * _GB)
 
 
 def prepare_model(config: ModelConfig, progress: Progress) -> ModelSpec:
@@ -69,7 +121,8 @@ def prepare_model(config: ModelConfig, progress: Progress) -> ModelSpec:
 
 def check_shape_early(config: Config) -> None:
     """Depths and ranges fit the model as far as its layers are known by now. Milliseconds. Raises ConfigError."""
-    num_layers = known_num_layers(model_source(config.model))
+    model = config.model
+    num_layers = model.shape.num_layers if model.is_shape else known_num_layers(model_source(model))
     if num_layers is not None and config.strategy.mode is not StrategyMode.auto:
         check_shape(declared(config), num_layers)
 
@@ -107,7 +160,10 @@ def declared(config: Config) -> Declared:
         num_workers=cluster.num_workers,
         device=cluster.device.value,
         threads_per_worker=cluster.threads_per_worker,
-        device_memory_bytes=None if cluster.device_memory_gb is None else int(cluster.device_memory_gb * _GB),
+        device_memory_bytes=worker_memory_bytes(config),
+        host_memory_bytes=host_memory_bytes(config),
+        swapping=strategy.swapping is Swapping.on,
+        swapping_reason="strategy.swapping=on" if strategy.swapping is Swapping.on else "",
         timeout_s=config.transport.timeout_s,
         streaming=StreamingLevel(strategy.streaming.value),
         stream_to=_STREAM_TARGETS[strategy.stream_to],

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
+from msgspec.structs import replace as replace_struct
 from rich.console import Console
 
 from dejavu.clock import Clock, SystemClock
@@ -23,6 +24,7 @@ from dejavu.control.placement import place
 from dejavu.control.plan import Plan
 from dejavu.errors import DejavuError
 from dejavu.ids import Epoch, RequestId
+from dejavu.kv.copy_speed import measured_copy_bytes_per_s
 from dejavu.models.spec import ModelSpec
 from dejavu.planning.profile_file import Profile, ProfileFile
 from dejavu.planning.times import Times, times_of_profile
@@ -57,7 +59,7 @@ def run(config: Config, output: Path) -> None:
         with running_cluster(alone, plan, output, progress) as cluster:
             bench = Bench(cluster, plan, clock, bar.part)
             samples = measure(profiling, spec, bar, lambda requests: _only(bench.serve(_LEVEL, requests).spans))
-    profile = profile_of(config, plan, samples)
+    profile = replace_struct(profile_of(config, plan, samples), copy_bytes_per_s=copy_speed(profiling, plan))
     file = ProfileFile(source=_source(config, clock), licence="your own", profiles=(profile,))
     write_json(output / "profile.json", file)
     report(console, output, samples, times_of_profile("measured", file, profile))
@@ -163,6 +165,13 @@ def profile_of(config: Config, plan: Plan, samples: Sequence[Samples]) -> Profil
 def _source(config: Config, clock: Clock) -> str:
     measured_on = datetime.fromtimestamp(clock.now()).date().isoformat()
     return f"Measured by workflow=profile on {measured_on}, median of {config.profiling.repeats} rounds."
+
+
+def copy_speed(profiling: ProfilingConfig, plan: Plan) -> float:
+    """Of the largest microbatch, once the worker is gone."""
+    layout = plan.model.layout
+    tokens = min(max(profiling.prompt_tokens), layout.max_length)
+    return measured_copy_bytes_per_s(layout, rows=max(profiling.rows), tokens=tokens, device=plan.device)
 
 
 def report(console: Console, output: Path, samples: Sequence[Samples], times: Times) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dejavu.clock import Clock, SystemClock
 from dejavu.config import Config, RecoveryFigure
+from dejavu.models.spec import ModelSpec
 from dejavu.report.figure_style import Caption
 from dejavu.report.json_file import write_json
 from dejavu.report.machine import machine
@@ -142,12 +143,22 @@ def _caption(config: Config, case: Case, clock: Clock) -> Caption:
     rounds = "one round" if repeats == 1 else f"median of {repeats} rounds"
     threads = config.cluster.threads_per_worker
     measured_on = datetime.fromtimestamp(clock.now()).date().isoformat()
+    source = f"{machine()}; {threads} thread{'s' if threads > 1 else ''} a worker; {measured_on}"
     return Caption(
         title=_TITLES[comparison.figure],
         subtitle=f"{config.model.kind} on {depth} stages, {counted}, "
         f"{workload.prompt_tokens} + {workload.max_tokens} tokens; {rounds}",
-        source=f"{machine()}; {threads} thread{'s' if threads > 1 else ''} a worker; {measured_on}",
+        source=_computed(plan.model) + source,
     )
+
+
+def _computed(model: ModelSpec) -> str:
+    """For a figure: whose times a rehearsal took; nothing of a run that computed."""
+    times = model.modelled
+    if times is None:
+        return ""
+    scale = "" if times.time_scale == 1 else f" × {times.time_scale:g}"
+    return f"rehearsed: times of {times.source.split('. ')[0]}{scale}, KV × {times.kv_scale:.3g}; "
 
 
 _TITLES = {

@@ -18,6 +18,7 @@ from dejavu.ids import Epoch, RequestId
 from dejavu.models.spec import ModelSpec
 from dejavu.report.completions import CompletionWriter
 from dejavu.report.json_file import write_json
+from dejavu.report.lateness import log_rehearsal
 from dejavu.report.metrics import summarize, write_metrics
 from dejavu.report.progress import Progress
 from dejavu.report.recovery_runs import CaseRun, end_curve, token_curve
@@ -26,7 +27,7 @@ from dejavu.request import Request
 from dejavu.workflows.cluster import running_cluster
 from dejavu.workflows.generate import Recorder, collect, serve
 from dejavu.workflows.injection import Injector, faults_of
-from dejavu.workflows.preparation import Prepared, declared, prepare_model
+from dejavu.workflows.preparation import Prepared, cluster_model, declared
 from dejavu.workflows.running import RunningCluster
 from dejavu.workflows.streaming_case import LabelledProgress
 from dejavu.workload import load
@@ -59,7 +60,7 @@ class Outcome:
 
 def prepare_cases(config: Config, progress: Progress) -> list[Case]:
     """The model lies in its folder, every plan is made, nothing runs. Raises ConfigError or InfeasibleError."""
-    model = prepare_model(config.model, progress)
+    model = cluster_model(config, progress)
     requests = load(config.workload, codec=None, vocab_size=model.vocab_size, avoid=model.eos_token_ids)
     return [_case(case, config, model, requests) for case in config.comparison.cases]
 
@@ -113,6 +114,7 @@ def run_case(case: Case, folder: Path, progress: Progress, clock: Clock, *, roun
         num_submitted=len(case.prepared.requests),
     )
     write_metrics(folder / "metrics.json", metrics)
+    log_rehearsal(metrics)
     write_timeline(folder / "timeline.json", with_repairs(spans, journals), start_s=start_s)
     _check(case, recorder, journals)
     return Outcome(

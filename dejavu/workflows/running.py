@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dejavu.config import Config
 from dejavu.control.journal import RepairJournal, RestoreReceipt
+from dejavu.control.member import Member
 from dejavu.control.plan import Plan
 from dejavu.engine.mailbox import ClusterFenced, ClusterFormed, PeerLost, Wake
 from dejavu.engine.peers import CONTROLLER, Peers
@@ -48,6 +49,11 @@ class RunningCluster:
     def journals(self) -> tuple[RepairJournal, ...]:
         """Every repair so far, oldest first."""
         return () if self._operator is None else self._operator.journals
+
+    def members(self) -> Mapping[WorkerName, Member] | None:
+        """The registered workers as the operator saw them last; None while the store is away. Any thread."""
+        observed = None if self._operator is None else self._operator.observed
+        return None if observed is None else observed.members
 
     def oversee(self, operator: ClusterOperator) -> None:
         """The operator keeps this cluster."""

@@ -56,7 +56,7 @@ def run(config: Config, output: Path) -> None:
         done = reference_run(config)
     else:
         simulated = prepare(config)
-        write_json(output / "plan.json", summary(simulated.setting.plan))
+        write_json(output / "plan.json", {**summary(simulated.setting.plan), "swapping": config.simulate.swapping})
         result = simulate(simulated.setting, simulated.requests)
         done = simulated_run(config, simulated, result)
         write_timeline(output / "timeline.json", _spans(result), start_s=0.0)

@@ -16,7 +16,7 @@ from dejavu.clock import SystemClock
 from dejavu.config import Config
 from dejavu.config.simulate import CompareCase, CompareOver
 from dejavu.config.strategy import LayersConfig, MicrobatchConfig, SplitConfig, StrategyConfig, StrategyMode
-from dejavu.errors import ConfigError, InfeasibleError
+from dejavu.errors import ConfigError, DejavuError, InfeasibleError
 from dejavu.planning.costs import Costs
 from dejavu.planning.shape import ModelShape
 from dejavu.report.comparison_table import ComparedPoint, compared_rows, draw_comparison, times_shorter
@@ -30,6 +30,7 @@ from dejavu.sim.arrangements import Arrangement, arrangements, guessed_s
 from dejavu.sim.simulation import SimulationResult, simulate
 from dejavu.workflows.plan import model_shape
 from dejavu.workflows.simulation_inputs import costs_of, machinery_of, plan_of, requests_of, setting_of, sorted_out
+from dejavu.workflows.simulation_swapping import compare_swapping
 from dejavu.workflows.simulation_traces import trace_panel
 
 logger = logging.getLogger(__name__)
@@ -54,10 +55,13 @@ class _Question:
 
 
 def compare(config: Config, output: Path, console: Console) -> None:
-    """``table.csv``, ``comparison.json`` and ``figure.png`` are in ``output``; what is infeasible is named.
+    """``table.csv``, ``comparison.json`` and ``figure.png`` are in ``output``; points that failed are named.
 
-    Raises InfeasibleError when nothing can be done.
+    Raises InfeasibleError when some point failed, after the others are in ``output``.
     """
+    if config.simulate.compare.over is CompareOver.swapping:
+        compare_swapping(config, output, console)
+        return
     shape, codec = model_shape(config)
     requests, refused = sorted_out(requests_of(config, codec, shape.vocab_size), shape.max_length)
     if not requests:
@@ -146,10 +150,11 @@ def best(
     for one in ranked:
         try:
             own = fitting(config, shape, one)
-        except InfeasibleError as error:
+            point = _point(question, one, own, simulate(setting_of(own, shape, costs), requests), config)
+        # Whatever stands against one arrangement, or one point, is no reason to lose the others.
+        except DejavuError as error:
             reason = str(error).splitlines()[0]
             continue
-        point = _point(question, one, own, simulate(setting_of(own, shape, costs), requests), config)
         if shortest is None or (point.makespan_s or 0.0) < (shortest.makespan_s or 0.0):
             shortest = point
         num_simulated += 1
@@ -235,9 +240,11 @@ def _write(
         if found:
             spread = f"{min(found.values()):.2f} to {max(found.values()):.2f}"
             console.print(f"{case} is {spread} times shorter than {other} (paper: up to {paper})", highlight=False)
-    for one in points:
-        if one.reason:
-            console.print(f"{one.case}, {one.machines} machines: {one.reason}", highlight=False, markup=False)
+    failed = [one for one in points if one.reason]
+    for one in failed:
+        console.print(f"{one.case}, {one.machines} machines: {one.reason}", highlight=False, markup=False)
+    if failed:
+        raise InfeasibleError(f"{len(failed)} of {len(points)} points failed, for the reasons above; output: {output}")
 
 
 def _caption(config: Config, costs: Costs, num_requests: int) -> Caption:

@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dejavu.config import Config, WorkloadKind
-from dejavu.control.placement import Declared, check_memory, place
+from dejavu.control.memory import Limits, check_memory
+from dejavu.control.placement import place
 from dejavu.control.plan import Plan
 from dejavu.errors import ConfigError
 from dejavu.ids import Epoch
-from dejavu.models.spec import ModelSpec
 from dejavu.models.tokenizer import TextCodec
 from dejavu.planning.costs import Costs
-from dejavu.planning.shape import ModelShape
+from dejavu.planning.shape import ModelShape, spec_of_shape
 from dejavu.request import Request
 from dejavu.sim.machinery import Machinery
 from dejavu.sim.simulation import Setting
+from dejavu.workflows.declared_times import times
 from dejavu.workflows.injection import faults_of
-from dejavu.workflows.plan import model_shape, times
+from dejavu.workflows.plan import model_shape
 from dejavu.workflows.preparation import declared
 from dejavu.workload import load
 
@@ -98,9 +99,9 @@ def sorted_out(requests: Sequence[Request], max_length: int) -> tuple[list[Reque
 def plan_of(config: Config, shape: ModelShape) -> Plan:
     """The declared strategy's plan. Raises ConfigError, or InfeasibleError where a stage does not fit its machine."""
     memory_bytes = _machine_memory_bytes(config)
-    plan = place(_unchecked(declared(config)), spec_of(shape), epoch=_FIRST_EPOCH)
-    if memory_bytes is not None:
-        check_memory(_resident(plan) if config.simulate.swapping else plan, memory_bytes)
+    one = replace(declared(config), device_memory_bytes=None, swapping=config.simulate.swapping)
+    plan = place(one, spec_of_shape(shape), epoch=_FIRST_EPOCH)
+    check_memory(plan, Limits(device_bytes=memory_bytes))
     return plan
 
 
@@ -122,40 +123,6 @@ def machinery_of(config: Config) -> Machinery:
         replacement_s=simulate.replacement_s,
         standby_s=simulate.standby_s,
     )
-
-
-def spec_of(shape: ModelShape) -> ModelSpec:
-    """The model as plans know it; it lies nowhere."""
-    return ModelSpec(
-        folder="",
-        family=shape.name,
-        dtype=shape.dtype,
-        max_length=shape.max_length,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        hidden_size=shape.hidden_size,
-        vocab_size=shape.vocab_size,
-        eos_token_ids=(),
-        model_hash="",
-        layer_parameters=shape.layer_parameters,
-        embedding_parameters=shape.embedding_parameters,
-        head_parameters=shape.head_parameters,
-    )
-
-
-def _unchecked(one: Declared) -> Declared:
-    return replace(one, device_memory_bytes=None)
-
-
-def _resident(plan: Plan) -> Plan:
-    """The plan with no more microbatches than swapping leaves on the device."""
-    pipelines = tuple(
-        msgspec.structs.replace(pipeline, in_flight=min(pipeline.in_flight, _RESIDENT_MICROBATCHES))
-        for pipeline in plan.pipelines
-    )
-    return msgspec.structs.replace(plan, pipelines=pipelines)
 
 
 def _machine_memory_bytes(config: Config) -> int | None:

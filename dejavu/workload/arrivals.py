@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -17,13 +18,16 @@ def poisson_times(num_requests: int, rate: float, seed: int) -> list[float]:
     """
     if rate == 0:
         return [0.0] * num_requests
+    return list(islice(poisson_process(rate, seed), num_requests))
+
+
+def poisson_process(rate: float, seed: int) -> Iterator[float]:
+    """The same times without an end; ``rate`` is above 0."""
     draw = random.Random(f"arrivals {seed}")
     now_s = 0.0
-    times_s = []
-    for _ in range(num_requests):
-        times_s.append(now_s)
+    while True:
+        yield now_s
         now_s += draw.expovariate(rate)
-    return times_s
 
 
 def with_arrivals(requests: Sequence[Request], times_s: Sequence[float]) -> list[Request]:

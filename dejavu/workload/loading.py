@@ -28,7 +28,7 @@ def check(workload: WorkloadConfig) -> None:
         ConfigError: naming the path, and the line where one is malformed.
     """
     if workload.kind is WorkloadKind.file:
-        read_lines(_file(workload), workload.num_requests)
+        read_lines(declared_file(workload), workload.num_requests)
     elif workload.kind is WorkloadKind.trace:
         _trace(workload)
 
@@ -65,14 +65,15 @@ def _requests(
             with built_in_file() as path:
                 return requests_from_lines(path, workload, codec, vocab_size)
         case WorkloadKind.file:
-            return requests_from_lines(_file(workload), workload, codec, vocab_size)
+            return requests_from_lines(declared_file(workload), workload, codec, vocab_size)
         case WorkloadKind.synthetic:
             return _synthetic(workload, _token_source(workload, codec, vocab_size, avoid))
         case WorkloadKind.trace:
             return _from_trace(workload, _token_source(workload, codec, vocab_size, avoid))
 
 
-def _file(workload: WorkloadConfig) -> Path:
+def declared_file(workload: WorkloadConfig) -> Path:
+    """The file that the workload names. Raises ConfigError where there is none."""
     if workload.path is None:
         raise ConfigError(f"workload={workload.kind.value} needs workload.path=FILE")
     path = Path(workload.path)
@@ -106,7 +107,7 @@ def _synthetic(workload: WorkloadConfig, source: TokenSource) -> list[Request]:
 
 
 def _trace(workload: WorkloadConfig) -> Trace:
-    return read_trace(_file(workload), workload.num_requests, skip_bad=workload.bad_lines is BadLines.skip)
+    return read_trace(declared_file(workload), workload.num_requests, skip_bad=workload.bad_lines is BadLines.skip)
 
 
 def _told(trace: Trace) -> Trace:

@@ -20,7 +20,6 @@ from dejavu.control.plan import Plan
 from dejavu.control.receipts import receipts
 from dejavu.ids import Epoch, RequestId, WorkerName
 from dejavu.models.reference import generate_batch, load_reference
-from dejavu.models.source import has_tokenizer
 from dejavu.models.tokenizer import TextCodec
 from dejavu.report.counters import WorkerCounters
 from dejavu.report.progress import SilentProgress
@@ -33,7 +32,7 @@ from dejavu.store.keys import Keys
 from dejavu.workflows.cluster import RunningCluster, running_cluster
 from dejavu.workflows.generate import collect
 from dejavu.workflows.injection import Injector, faults_of
-from dejavu.workflows.preparation import declared, prepare_model
+from dejavu.workflows.preparation import cluster_model, codec_of, declared
 from operators.processes import WORKER_COMMAND
 
 from harness.fault_relay import FaultRelay, Several
@@ -188,9 +187,8 @@ def configured(*overrides: str) -> Config:
 def cluster(output: Path, *overrides: str, worker_command: Sequence[str] = WORKER_COMMAND) -> Iterator[Kit]:
     """A cluster that serves, as the overrides declare it."""
     config = configured(*overrides)
-    plan = place(declared(config), prepare_model(config.model, SilentProgress()), epoch=Epoch(1))
-    folder = Path(plan.model.folder)
-    codec = TextCodec(folder) if has_tokenizer(folder) else None
+    plan = place(declared(config), cluster_model(config, SilentProgress()), epoch=Epoch(1))
+    codec = codec_of(plan.model)
     output.mkdir(parents=True, exist_ok=True)
     with running_cluster(config, plan, output, SilentProgress(), worker_command=worker_command) as running:
         observer = Collected()

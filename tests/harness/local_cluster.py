@@ -84,6 +84,11 @@ class LocalCluster:
         return self._operator.controller
 
     @property
+    def controller(self) -> Controller:
+        """The real one."""
+        return self._controller
+
+    @property
     def operator(self) -> Operator:
         """Who repairs."""
         return self._operator

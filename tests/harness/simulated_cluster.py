@@ -21,6 +21,7 @@ from dejavu.engine.mailbox import Received
 from dejavu.ids import RowId
 from dejavu.request import Completion, Request
 from dejavu.serving.controller import Controller
+from dejavu.serving.source import Arrival, Cancellation, ListedSource
 from dejavu.serving.tracking import limits_of
 
 from harness.plans import VOCAB_SIZE
@@ -70,6 +71,21 @@ class Row:
     num_generated: int = 0
 
 
+class FickleSource(ListedSource):
+    """Requests that arrive, of which somebody gives one up now and then: before it has come, or after its end."""
+
+    def __init__(self, requests: Sequence[Request], chooser: random.Random, cancels: float) -> None:
+        super().__init__(requests)
+        self._ids = [request.id for request in requests]
+        self._chooser = chooser
+        self._cancels = cancels
+
+    def take(self, now_s: float) -> Sequence[Arrival]:
+        is_cancelling = self._ids and self._chooser.random() < self._cancels
+        given_up = [Cancellation(request_id=self._chooser.choice(self._ids))] if is_cancelling else []
+        return [*super().take(now_s), *given_up]
+
+
 class SimulatedCluster:
     """Stands in for the links of a controller; its mailbox gives the controller what the cluster says."""
 
@@ -100,10 +116,13 @@ class SimulatedCluster:
         self._num_idle = 0
         self.controller = Controller(self, LetterCodec(), self, self)  # type: ignore[arg-type]
 
-    def serve(self, requests: Sequence[Request]) -> dict[str, Completion]:
-        """Every request's line, after everything that was under way has come to rest."""
+    def serve(self, requests: Sequence[Request], *, cancels: float = 0.0) -> dict[str, Completion]:
+        """Every request's line, after everything that was under way has come to rest.
+
+        ``cancels``: how likely a request, any of them, is cancelled at each look for new ones.
+        """
         self._requests = {request.prompt_tokens[0]: request for request in requests}
-        self.controller.serve(requests)
+        self.controller.run(FickleSource(requests, self._chooser, cancels))
         while (event := self.take(1.0)) is not None:
             self.controller._handle(event)
         assert all(parcel.num_releases == 1 for parcel in self._parcels)

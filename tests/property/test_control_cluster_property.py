@@ -96,11 +96,36 @@ def test_faults_cost_attempts_or_the_request_but_never_a_wrong_token_or_a_place(
     check_at_rest(cluster)
 
 
+@settings(deadline=None, max_examples=250)
+@given(
+    plan=plans(),
+    num_requests=st.integers(1, 24),
+    seed=st.integers(0, 2**20),
+    cancels=st.sampled_from([0.1, 0.3, 0.8]),
+    faults=st.sampled_from([Faults(), Faults(prompt_fails=0.15, kv_lost=0.05, kv_spoilt=0.1)]),
+)
+def test_requests_given_up_at_any_moment_end_once_and_cost_the_others_nothing(
+    plan: Plan, num_requests: int, seed: int, cancels: float, faults: Faults
+) -> None:
+    requests = made_requests(num_requests, seed)
+    cluster = SimulatedCluster(plan, seed, faults)
+    completions = cluster.serve(requests, cancels=cancels)
+    assert set(completions) == {request.id for request in requests}
+    for request in requests:
+        line, right = completions[request.id], right_tokens(request, (EOS,))
+        if line.finish_reason in ("stop", "length"):
+            assert line.tokens == right
+        else:
+            assert line.finish_reason == "abort" or request.id in cluster.faulted
+            assert line.tokens == right[: len(line.tokens)]
+    check_at_rest(cluster)
+
+
 def check_at_rest(cluster: SimulatedCluster) -> None:
     """Controller and ring hold nothing any more."""
     assert cluster.ring.num_live == 0
     assert cluster.ring.num_pending == 0
     assert not cluster.ring._ready, "readiness of rows that are gone is kept for ever"
-    assert cluster.controller._admission.num_waiting == 0
-    assert cluster.controller._admission.num_rows_taken == 0
+    assert cluster.controller._ledger.admission.num_waiting == 0
+    assert cluster.controller._ledger.admission.num_rows_taken == 0
     assert all(row.is_gone for row in cluster.rows.values())

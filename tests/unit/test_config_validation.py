@@ -72,6 +72,7 @@ def test_the_schemas_defaults_are_valid() -> None:
         ("cluster.threads_per_worker", 0),
         ("cluster.device_memory_gb", 0.0),
         ("cluster.device_memory_gb", math.nan),
+        ("cluster.host_memory_gb", 0.0),
         ("cluster.lease_ttl_s", 1),
         ("cluster.start_timeout_s", math.inf),
         ("model.kind", "tiny-gpt3"),

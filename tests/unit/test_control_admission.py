@@ -188,3 +188,61 @@ def test_a_prompt_microbatch_takes_no_more_tokens_than_its_limit_padding_include
     assert sorted(length for batch in sizes for length in batch) == [3, 3, 8, 9, 10, 50]
     assert all(len(batch) == 1 or len(batch) * max(batch) <= 20 for batch in sizes)
     assert [10, 9] in sizes
+
+
+def test_long_prompts_and_short_ones_take_turns() -> None:
+    """Field report B38: a queue of long prompts must not keep the short ones behind it waiting."""
+    made = Admission(
+        num_microbatches=2,
+        microbatch_rows=8,
+        prompt_rows=4,
+        prompt_tokens=20,
+        most_prompts=9,
+        scheduling="row",
+    )
+    for number in range(3):
+        made.enqueue(request(f"long{number}", 40))
+    for number in range(8):
+        made.enqueue(request(f"short{number}", 2))
+    turns = []
+    while rows := made.next_prompt():
+        turns.append(names(rows))
+    assert turns == [
+        ["long0"],
+        ["short0", "short1", "short2", "short3"],
+        ["long1"],
+        ["short4", "short5", "short6", "short7"],
+        ["long2"],
+    ]
+
+
+def test_long_prompts_follow_each_other_when_no_short_one_waits() -> None:
+    made = Admission(
+        num_microbatches=1,
+        microbatch_rows=8,
+        prompt_rows=4,
+        prompt_tokens=20,
+        most_prompts=9,
+        scheduling="row",
+    )
+    for number in range(3):
+        made.enqueue(request(f"long{number}", 40))
+    assert [names(made.next_prompt()) for _ in range(3)] == [["long0"], ["long1"], ["long2"]]
+
+
+def test_a_request_that_waits_is_cancelled_without_a_row() -> None:
+    made = admission("a", "b", "c")
+    assert made.cancel(RequestId("b")) is None
+    assert names(made.next_prompt()) == ["a", "c"]
+
+
+def test_a_request_whose_prompt_is_due_is_cancelled_with_its_row_and_its_group_goes_on() -> None:
+    made = admission("a", "b", scheduling="microbatch", prompt_rows=1)
+    first = made.next_prompt()
+    row_id = made.cancel(RequestId("b"))
+    assert row_id is not None
+    assert made.prompt_done(ids(first), ids(first)) == ()
+    (group,) = made.prompt_done([row_id], ())
+    assert names(group) == ["a"]
+    made.free(row_id)
+    assert made.num_rows_taken == 1

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from dejavu.control.ending import Limits, ending
 from dejavu.control.layers import balanced_layers, explicit_layers
 from dejavu.control.member import Member, decode_member, encode_json
-from dejavu.control.placement import Declared, place, stage_memory
-from dejavu.control.plan import Plan
+from dejavu.control.memory import stage_memory
+from dejavu.control.placement import Declared, place
+from dejavu.control.plan import Plan, Scheduling
 from dejavu.control.summary import summary
 from dejavu.errors import ConfigError, InfeasibleError
 from dejavu.ids import Epoch, IncarnationId, WorkerName
@@ -86,6 +87,16 @@ def test_a_colocated_pipeline_is_prompt_and_token_pipeline_in_one() -> None:
     assert plan.prompt_pipeline is plan.token_pipeline
     assert plan.token_pipeline.in_flight == 2
     assert plan.token_pipeline.num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "in_flight", "expected"), [("row", None, 3), ("microbatch", None, 5), ("microbatch", 1, 1)]
+)
+def test_a_split_of_whole_microbatches_has_one_in_flight_for_every_stage(
+    scheduling: Scheduling, in_flight: int | None, expected: int
+) -> None:
+    plan = split_plan(2, 3, scheduling=scheduling, in_flight=in_flight)
+    assert plan.token_pipeline.in_flight == expected
 
 
 def test_a_place_knows_its_neighbours() -> None:

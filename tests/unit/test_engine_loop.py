@@ -15,6 +15,7 @@ from dejavu.control.ending import Limits
 from dejavu.control.plan import Plan
 from dejavu.control.ring import AdmittedRow, Ring
 from dejavu.engine import messages as m
+from dejavu.engine.compute import Sampled
 from dejavu.engine.engine import Engine
 from dejavu.engine.fetching import MOST_FETCHES
 from dejavu.engine.host import Host
@@ -25,6 +26,7 @@ from dejavu.engine.outflow import Outflow
 from dejavu.engine.passes import Passes
 from dejavu.engine.peers import CONTROLLER
 from dejavu.engine.sources import Sources
+from dejavu.engine.step_memory import Resident
 from dejavu.errors import Fatal
 from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.chunk import ChunkHeader, seal
@@ -65,11 +67,11 @@ class FakeCompute:
         self.clock.advance(1.0)
         return torch.zeros(len(rows), 1, 4)
 
-    def sample_step(self, rows: Sequence[Any], output: torch.Tensor) -> tuple[int, ...]:
-        return (1,) * len(rows)
+    def sample_step(self, rows: Sequence[Any], output: torch.Tensor) -> Sampled:
+        return Sampled((1,) * len(rows))
 
-    def sample_prompt(self, rows: Sequence[Any], output: torch.Tensor) -> tuple[int, ...]:
-        return (1,) * len(rows)
+    def sample_prompt(self, rows: Sequence[Any], output: torch.Tensor) -> Sampled:
+        return Sampled((1,) * len(rows))
 
 
 class ScriptedMailbox(Mailbox):
@@ -142,12 +144,14 @@ class Stand:
         )
         handoff = Nothing() if pipeline.kind == "prompt" else None
         self.out = Outflow(handoff=handoff)  # type: ignore[arg-type]
+        memory = None if handoff else Resident(None, pipeline.microbatch_rows)  # type: ignore[arg-type]
         self.engine = Engine(
             host,
-            Passes(host, self.compute, None, self.out),  # type: ignore[arg-type]
+            Passes(host, self.compute, None, memory, self.out),  # type: ignore[arg-type]
             rows=None,
             ring=self.ring,
             landed=landed,  # type: ignore[arg-type]
+            memory=memory,
             out=self.out,
             sources=Sources(host, self.kept, "c"),
         )

@@ -193,4 +193,4 @@ def test_the_profile_is_asked_with_rows_and_lengths() -> None:
 
     simulate(Setting(plan=sim_plan("colocated", rows=2), costs=profile), asked([3, 3], prompt=7))
 
-    assert questions == [("prompt", 2, 7), ("step", 2, 7.0), ("step", 2, 8.0)]
+    assert set(questions) == {("prompt", 2, 7), ("step", 2, 1), ("step", 2, 7), ("step", 2, 8)}

@@ -37,12 +37,17 @@ def test_balanced_prompts_and_tokens_are_split(tmp_path: Path) -> None:
     config, answer = decided(configured(*AUTO, *BALANCED), tmp_path, SilentProgress())
     assert config.strategy.mode is StrategyMode.disaggregated
     assert config.strategy.depths == {"prompt": 1, "token": 1}
-    # One would leave the token machine without work while the next prompts are computed.
-    assert config.strategy.num_in_flight == 2
+    assert config.strategy.num_in_flight == 1
     assert answer is not None
     assert answer.chosen is not None
     assert config.strategy.microbatch.token == answer.chosen.rows
     assert config.strategy.microbatch.prompt <= config.strategy.microbatch.token
+
+
+def test_a_split_of_whole_microbatches_has_one_more_while_its_prompts_are_computed(tmp_path: Path) -> None:
+    config, _ = decided(configured(*AUTO, *BALANCED, "strategy.scheduling=microbatch"), tmp_path, SilentProgress())
+    assert config.strategy.mode is StrategyMode.disaggregated
+    assert config.strategy.num_in_flight == 2
 
 
 def test_long_answers_are_left_in_one_pipeline(tmp_path: Path) -> None:

@@ -166,8 +166,9 @@ def test_a_model_without_weights_is_refused_where_one_would_run(hydra: Composer,
 
 
 def test_a_text_workload_is_refused_for_a_model_without_a_tokenizer(hydra: Composer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no tokenizer"):
+    with pytest.raises(ConfigError, match="sizes without a tokenizer") as caught:
         planned(hydra, tmp_path, *CHAT)
+    assert "workload=lmsys-like" in str(caught.value)
 
 
 def test_a_model_that_runs_is_planned_for_by_its_own_sizes(
@@ -195,16 +196,16 @@ def command(directory: Path, *overrides: str, flags: Sequence[str] = ()) -> tupl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("-O",)])
 @pytest.mark.parametrize(
-    ("overrides", "code", "words"),
+    ("overrides", "code", "words", "flags"),
     [
-        (["profile.prompt_time_s=5"], 0, "disaggregate: "),
-        (["profile.prompt_time_s=0", "profile.token_time_s=0"], 0, "do not disaggregate"),
-        (["cluster.num_machines=1"], 0, "do not disaggregate"),
-        (["profile.streaming_overhead=2"], 0, "do not disaggregate"),
-        (["cluster.device_memory_gb=0.5"], 3, "infeasible because"),
-        (["profile.token_time_s=nan"], 2, "profile.token_time_s"),
+        (["profile.prompt_time_s=5"], 0, "disaggregate: ", ()),
+        (["profile.prompt_time_s=0", "profile.token_time_s=0"], 0, "do not disaggregate", ("-O",)),
+        (["cluster.num_machines=1"], 0, "do not disaggregate", ("-O",)),
+        (["profile.streaming_overhead=2"], 0, "do not disaggregate", ("-O",)),
+        (["cluster.device_memory_gb=0.5"], 3, "infeasible because", ()),
+        (["cluster.device_memory_gb=0.5"], 3, "infeasible because", ("-O",)),
+        (["profile.token_time_s=nan"], 2, "profile.token_time_s", ("-O",)),
     ],
 )
 def test_b32_the_command_ends_with_the_right_code_also_under_o(

@@ -202,7 +202,7 @@ def test_a_comparison_by_machines_names_what_is_best_and_what_is_infeasible(
 ) -> None:
     by_machines = ("simulate.compare.over=machines", "simulate.compare.machines=[1,4]")
 
-    assert simulated(tmp_path / "out", *SMALL_COMPARISON, *by_machines, "cluster.device_memory_gb=40") == 0
+    assert simulated(tmp_path / "out", *SMALL_COMPARISON, *by_machines, "cluster.device_memory_gb=40") == 3
 
     with (tmp_path / "out" / "table.csv").open() as file:
         rows = {(row["case"], row["machines"]): row for row in csv.DictReader(file)}
@@ -211,9 +211,10 @@ def test_a_comparison_by_machines_names_what_is_best_and_what_is_infeasible(
     assert float(rows["baseline", "4"]["cost"]) == pytest.approx(4 * float(rows["baseline", "4"]["makespan_s"]) / 1000)
     assert rows["disaggregated", "1"]["makespan_s"] == "-"
     assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
-    shown = capsys.readouterr().out
-    assert "disaggregated, 1 machines: disaggregated cannot use 1 machines" in shown
-    assert "times shorter than baseline" in shown
+    told = capsys.readouterr()
+    assert "disaggregated, 1 machines: disaggregated cannot use 1 machines" in told.out
+    assert "times shorter than baseline" in told.out
+    assert "points failed, for the reasons above" in told.err
 
 
 def test_a_comparison_by_rows_has_a_line_for_each_number_with_and_without_early_stops(tmp_path: Path) -> None:
@@ -267,6 +268,9 @@ def test_a_comparison_of_nothing_feasible_is_infeasible(tmp_path: Path) -> None:
         (["simulate.compare.over=machines", "simulate.compare.cases=[baseline,baseline]"], "none twice"),
         (["simulate.compare.over=microbatches"], "takes one number of machines"),
         (["simulate.compare.over=traces", "strategy=colocated"], "shows strategy=disaggregated beside"),
+        (["simulate.compare.over=machines", "simulate.compare.lengths=[100]"], "is for simulate.compare.over=swapping"),
+        (["simulate.compare.over=swapping", "strategy=colocated"], "name at least one number of tokens"),
+        (["simulate.compare.over=swapping", "simulate.compare.lengths=[5000]"], "needs strategy=colocated"),
         (["simulate.compare.over=machines", "simulate.replicas=2"], "how many replicas are best by itself"),
     ],
 )
@@ -282,3 +286,62 @@ def test_simulate_is_refused_for_another_workflow(tmp_path: Path, capsys: pytest
     assert simulated(tmp_path / "out", "simulate.replicas=2") == 2
 
     assert "simulate is for workflow=simulate" in capsys.readouterr().err
+
+
+def test_a_sweep_of_simulated_and_refused_points_leaves_a_table_of_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ("-m", "strategy=colocated", "strategy.stages=2,100,4", f"hydra.sweep.dir={tmp_path}")
+    assert run([*sweep, *SMALL], Interruption(SystemClock())) == 2
+    rows = list(csv.DictReader((tmp_path / "table.csv").open(encoding="utf-8")))
+    assert [(row["strategy.stages"], row["outcome"]) for row in rows] == [
+        ("2", "done"),
+        ("100", "wrong_config"),
+        ("4", "done"),
+    ]
+    assert float(rows[0]["makespan_s"]) == pytest.approx(document(tmp_path / "0")["makespan_s"], rel=1e-5)
+    assert "1 of 3 points failed:\n  job 1 (strategy.stages=100): strategy.stages=100: " in capsys.readouterr().err
+
+
+SWAPPING = (
+    "workflow=simulate",
+    "model=opt-13b",
+    "profile=given",
+    "profile.prompt_time_s=0.1",
+    "profile.token_time_s=0.04",
+    "strategy=colocated",
+    "strategy.stages=3",
+    "strategy.microbatch.token=2",
+    "workload=synthetic",
+    "workload.prompt_tokens=20",
+    "simulate.compare.over=swapping",
+    "simulate.compare.microbatches=[2]",
+    "simulate.compare.lengths=[40,60]",
+)
+
+
+def test_swapping_over_lengths_pays_with_a_fast_bus_and_not_with_a_slow_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, gbps in (("fast", 1000), ("slow", 0.5)):
+        assert simulated(tmp_path / name, *SWAPPING, f"cluster.pcie_gbps={gbps}") == 0
+    gains = {}
+    for name in ("fast", "slow"):
+        with (tmp_path / name / "table.csv").open(encoding="utf-8") as file:
+            gains[name] = [(row["length"], float(row["gain"]), row["rule_pays"]) for row in csv.DictReader(file)]
+        assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert all(gain > 1.5 and pays == "yes" for _, gain, pays in gains["fast"])
+    assert all(gain < 1 and pays == "no" for _, gain, pays in gains["slow"])
+    assert "always to swap" in capsys.readouterr().out
+
+
+def test_a_length_that_does_not_fit_is_named_and_the_others_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = ("simulate.compare.lengths=[40,20000]", "cluster.device_memory_gb=12", "cluster.pcie_gbps=1000")
+    assert simulated(tmp_path, *SWAPPING, *lengths) == 3
+    told = capsys.readouterr()
+    assert "B = 2, 20000 tokens: infeasible" in told.out
+    assert "1 of 2 points failed" in told.err
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        assert [row["gain"] != "-" for row in csv.DictReader(file)] == [True, False]

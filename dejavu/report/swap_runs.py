@@ -1,0 +1,127 @@
+"""The measurement of swapping in rows: every run (``rounds.csv``), and B against what swaps (``table.csv``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from dejavu.report.streaming_table import Columns
+
+RESIDENT, EQUAL, DOUBLE = "B", "B swapped", "2B swapped"
+CASES = (RESIDENT, EQUAL, DOUBLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapRun:
+    """One run of one case."""
+
+    model: str
+    batch: int
+    """B."""
+    case: str
+    rows: int
+    """Of its microbatches."""
+    round_index: int
+    turn: int
+    """Its place among the cases of its round."""
+    wall_s: float
+    tokens_per_s: float
+    step_s: float
+    """Computation of a step at the slowest stage, median."""
+    steps: int
+    """Of all stages."""
+    bytes_in: int
+    bytes_out: int
+    unused_bytes: int
+    waits: int
+    wait_s: float
+
+    @property
+    def columns(self) -> Columns:
+        """Its row of ``rounds.csv``."""
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "case": self.case,
+            "rows": self.rows,
+            "round": self.round_index + 1,
+            "turn": self.turn,
+            "wall_s": self.wall_s,
+            "tokens_per_s": self.tokens_per_s,
+            "step_ms": self.step_s * 1e3,
+            "steps": self.steps,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "unused_bytes": self.unused_bytes,
+            "waits": self.waits,
+            "wait_s": self.wait_s,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapSummary:
+    """All rounds of one case."""
+
+    model: str
+    batch: int
+    case: str
+    rows: int
+    tokens_per_s: float
+    """Median."""
+    gains: tuple[float, ...]
+    """Of each round: its tokens per second over those of B without swapping in the same round."""
+    step_s: float
+    bytes_a_step: float
+    """In and out, of one stage."""
+    wait_share: float
+    """Seconds that steps waited for copies, over those that stages had."""
+
+    @property
+    def gain(self) -> float:
+        """The median over the rounds."""
+        return median(self.gains)
+
+
+def summarise_swaps(runs: Sequence[SwapRun], num_stages: int) -> list[SwapSummary]:
+    """A summary for each (model, batch, case), in the order in which they first came."""
+    resident = {(one.model, one.batch, one.round_index): one for one in runs if one.case == RESIDENT}
+    groups: dict[tuple[str, int, str], list[SwapRun]] = {}
+    for run in sorted(runs, key=lambda one: CASES.index(one.case)):
+        groups.setdefault((run.model, run.batch, run.case), []).append(run)
+    return [
+        SwapSummary(
+            model=model,
+            batch=batch,
+            case=case,
+            rows=own[0].rows,
+            tokens_per_s=median(one.tokens_per_s for one in own),
+            gains=tuple(
+                one.tokens_per_s / resident[model, batch, one.round_index].tokens_per_s
+                for one in own
+                if (model, batch, one.round_index) in resident
+            ),
+            step_s=median(one.step_s for one in own),
+            bytes_a_step=median((one.bytes_in + one.bytes_out) / max(1, one.steps) for one in own),
+            wait_share=median(one.wait_s / (one.wall_s * num_stages) for one in own),
+        )
+        for (model, batch, case), own in groups.items()
+    ]
+
+
+def swap_rows(summaries: Iterable[SwapSummary]) -> list[Columns]:
+    """The rows of ``table.csv`` (DejaVu Fig. 13)."""
+    return [
+        {
+            "model": one.model,
+            "batch": one.batch,
+            "case": one.case,
+            "rows": one.rows,
+            "tokens_per_s": one.tokens_per_s,
+            "gain": one.gain,
+            "step_ms": one.step_s * 1e3,
+            "swapped_mb_a_step": one.bytes_a_step / 1e6,
+            "wait_percent": one.wait_share * 100,
+        }
+        for one in summaries
+    ]

@@ -1,0 +1,175 @@
+"""The cases of a measurement of swapping: a declaration and a plan for each; one run of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from dejavu.clock import Clock
+from dejavu.config import Config
+from dejavu.config.strategy import Swapping
+from dejavu.control.memory import stage_memory
+from dejavu.control.placement import place
+from dejavu.control.plan import Place, Plan
+from dejavu.control.summary import summary
+from dejavu.errors import DejavuError
+from dejavu.ids import Epoch, RequestId
+from dejavu.models.spec import ModelSpec
+from dejavu.report.completions import CompletionWriter
+from dejavu.report.counters import WorkerCounters
+from dejavu.report.json_file import write_json
+from dejavu.report.metrics import summarize, write_metrics
+from dejavu.report.progress import Progress
+from dejavu.report.spans import Span
+from dejavu.report.swap_runs import DOUBLE, EQUAL, RESIDENT, SwapRun
+from dejavu.report.timeline import write_timeline
+from dejavu.request import Request
+from dejavu.workflows.cluster import running_cluster
+from dejavu.workflows.generate import Recorder, collect, serve
+from dejavu.workflows.preparation import Prepared, declared, prepare_model
+from dejavu.workflows.streaming_case import LabelledProgress
+from dejavu.workload import load
+
+_FIRST_EPOCH = Epoch(1)
+_GB = 10**9
+
+Answers = Mapping[RequestId, tuple[int, ...]]
+"""Tokens by request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to serve the requests of one model and batch."""
+
+    model: str
+    batch: int
+    name: str
+    config: Config
+    prepared: Prepared
+
+    @property
+    def label(self) -> str:
+        """Its name in files and on the progress line."""
+        return f"{self.model}-{self.batch}-{self.name.replace(' ', '-')}"
+
+    @property
+    def rows(self) -> int:
+        """Of its microbatches."""
+        return self.prepared.plan.token_pipeline.microbatch_rows
+
+
+def prepare_cases(config: Config, progress: Progress) -> list[list[Case]]:
+    """The cases of each model and batch; every model lies in its folder, every plan is made, nothing runs.
+
+    Raises ConfigError or InfeasibleError.
+    """
+    found = []
+    for kind in config.swap.models:
+        workload = config.workload
+        length = config.model.max_length or (workload.prompt_tokens or 0) + (workload.max_tokens or 0)
+        of_model = replace(config, model=replace(config.model, kind=kind, max_length=length))
+        spec = prepare_model(of_model.model, progress)
+        found += [_cases(kind, batch, of_model, spec) for batch in config.swap.batches]
+    return found
+
+
+def _cases(kind: str, batch: int, config: Config, spec: ModelSpec) -> list[Case]:
+    """All in devices that hold what B rows need without swapping, and for the same requests: two rounds of them."""
+    memory_bytes = device_bytes(_plan(config, batch, Swapping.off, spec))
+    num_requests = 2 * batch * config.strategy.num_in_flight
+    config = replace(
+        config,
+        cluster=replace(config.cluster, device_memory_gb=(memory_bytes + 1) / _GB),
+        workload=replace(config.workload, num_requests=num_requests),
+    )
+    requests = load(config.workload, codec=None, vocab_size=spec.vocab_size, avoid=spec.eos_token_ids)
+    ways = ((RESIDENT, batch, Swapping.off), (EQUAL, batch, Swapping.on), (DOUBLE, 2 * batch, Swapping.on))
+    return [
+        Case(
+            model=kind,
+            batch=batch,
+            name=name,
+            config=config,
+            prepared=Prepared(plan=_plan(config, rows, swapping, spec), codec=None, requests=requests),
+        )
+        for name, rows, swapping in ways
+    ]
+
+
+def _plan(config: Config, rows: int, swapping: Swapping, spec: ModelSpec) -> Plan:
+    microbatch = replace(config.strategy.microbatch, prompt=rows, token=rows, prompt_tokens=None)
+    strategy = replace(config.strategy, microbatch=microbatch, swapping=swapping)
+    return place(declared(replace(config, strategy=strategy)), spec, epoch=_FIRST_EPOCH)
+
+
+def device_bytes(plan: Plan) -> int:
+    """What the stage that needs most needs."""
+    pipeline = plan.token_pipeline
+    return max(stage_memory(plan, Place(pipeline=pipeline, stage=stage)).total_bytes for stage in pipeline.stages)
+
+
+def run_case(
+    case: Case, folder: Path, progress: Progress, clock: Clock, *, round_index: int, turn: int
+) -> tuple[SwapRun, Answers]:
+    """The requests were served on a cluster of its own, whose files lie in ``folder``.
+
+    Raises DejavuError when the cluster failed or a request was not answered.
+    """
+    folder.mkdir(parents=True)
+    plan, requests = case.prepared.plan, case.prepared.requests
+    write_json(folder / "plan.json", summary(plan))
+    shown = LabelledProgress(progress, f"{case.label}, round {round_index + 1}")
+    with CompletionWriter(folder / "completions.jsonl") as writer:
+        recorder = Recorder(writer, shown, len(requests))
+        with running_cluster(case.config, plan, folder, shown) as cluster:
+            start_s = clock.now()
+            wall_s = serve(cluster, case.prepared, recorder)
+            counters, spans = collect(cluster)
+    metrics = summarize(recorder.completions, recorder.token_times, counters, wall_s, num_submitted=len(requests))
+    write_metrics(folder / "metrics.json", metrics)
+    write_timeline(folder / "timeline.json", spans, start_s=start_s)
+    for completion in recorder.completions:
+        if completion.finish_reason != "length":
+            reason = completion.error or completion.finish_reason
+            raise DejavuError(f"{case.label}: request {completion.id} failed: {reason}")
+    run = _run(case, counters, spans, wall_s, round_index=round_index, turn=turn)
+    return run, {completion.id: completion.tokens for completion in recorder.completions}
+
+
+def _run(
+    case: Case,
+    counters: Mapping[str, WorkerCounters],
+    spans: Mapping[str, Sequence[Span]],
+    wall_s: float,
+    *,
+    round_index: int,
+    turn: int,
+) -> SwapRun:
+    swaps = [one.swap for one in counters.values()]
+    steps_s = [[span.duration_s for span in own if span.name == "step"] for own in spans.values()]
+    return SwapRun(
+        model=case.model,
+        batch=case.batch,
+        case=case.name,
+        rows=case.rows,
+        round_index=round_index,
+        turn=turn,
+        wall_s=wall_s,
+        tokens_per_s=sum(request.max_tokens for request in case.prepared.requests) / wall_s,
+        step_s=max((median(own) for own in steps_s if own), default=0.0),
+        steps=sum(one.steps for one in counters.values()),
+        bytes_in=sum(one.bytes_in for one in swaps),
+        bytes_out=sum(one.bytes_out for one in swaps),
+        unused_bytes=sum(one.unused_bytes for one in swaps),
+        waits=sum(one.waits for one in swaps),
+        wait_s=sum(one.wait_s for one in swaps),
+    )
+
+
+def check_same(case: Case, expected: Answers, got: Answers, requests: Sequence[Request]) -> None:
+    """Swapping has changed no token. Raises DejavuError naming the case and the first request that differs."""
+    for request in requests:
+        if got[request.id] != expected[request.id]:
+            raise DejavuError(f"{case.label}: the tokens of request {request.id} differ from those without swapping")

@@ -1,0 +1,213 @@
+"""A service as its users have it: OpenAI's own client and curl, real workers, a worker that dies, and the end."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from dejavu.models.reference import generate_batch, load_reference
+from dejavu.models.tokenizer import TextCodec
+
+from harness.launched import eventually, own_store
+from harness.processes import our_processes, wait_gone
+from harness.served import PATIENCE_S, Served, chatty_model, served
+
+pytestmark = pytest.mark.slow
+
+WORKERS = ["strategy=colocated", "strategy.stages=2", "strategy.replication=1", "strategy.microbatch.token=4"]
+GREEDY: dict[str, Any] = {"temperature": 0, "model": "chatty"}
+NUM_HANG_UPS = 30
+
+
+class Right:
+    """What the whole model says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.codec = TextCodec(folder)
+        self._model = load_reference(folder)
+
+    def text(self, prompt: str, max_tokens: int) -> str:
+        return self._text(self.codec.encode(prompt), max_tokens)
+
+    def chat(self, content: str, max_tokens: int) -> str:
+        return self._text(self.codec.encode_chat([{"role": "user", "content": content}]), max_tokens)
+
+    def _text(self, prompt: list[int], max_tokens: int) -> str:
+        return self.codec.decode(generate_batch(self._model, [prompt], max_tokens, ignore_eos=True)[0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chatty_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def right(folder: Path) -> Right:
+    return Right(folder)
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    before = our_processes()
+    home = tmp_path_factory.mktemp("served")
+    model = ["model=local", f"model.path={folder}"]
+    with own_store(home) as store, served(home, store, *model, *WORKERS) as made:
+        yield made
+    assert wait_gone(before, timeout_s=10.0) == {}
+
+
+def streamed(service: Served, prompt: str, max_tokens: int) -> Iterator[str]:
+    extra = {"ignore_eos": True}
+    stream = service.client.completions.create(
+        prompt=prompt, max_tokens=max_tokens, stream=True, extra_body=extra, **GREEDY
+    )
+    for chunk in stream:
+        yield from (choice.text for choice in chunk.choices)
+
+
+def test_the_client_gets_what_the_whole_model_says(service: Served, right: Right) -> None:
+    assert [model.id for model in service.client.models.list()] == ["chatty"]
+    answer = service.client.completions.create(prompt="hello", max_tokens=12, extra_body={"ignore_eos": True}, **GREEDY)
+    assert answer.choices[0].text == right.text("hello", 12)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 12)
+    assert "".join(streamed(service, "hello", 12)) == right.text("hello", 12)
+
+
+def test_a_chat_is_put_into_the_models_template(service: Served, right: Right) -> None:
+    messages: Any = [{"role": "user", "content": "what now"}]
+    extra = {"ignore_eos": True}
+    answer = service.client.chat.completions.create(
+        messages=messages, max_completion_tokens=9, extra_body=extra, logprobs=True, top_logprobs=2, **GREEDY
+    )
+    assert answer.choices[0].message.content == right.chat("what now", 9)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 9
+    assert all(one.top_logprobs[0].logprob == one.logprob for one in logprobs.content), "greedy takes the likeliest"
+    stream = service.client.chat.completions.create(
+        messages=messages,
+        max_completion_tokens=9,
+        extra_body=extra,
+        stream=True,
+        stream_options={"include_usage": True},
+        **GREEDY,
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == right.chat(
+        "what now", 9
+    )
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 9
+
+
+def test_a_seed_draws_the_same_again_and_none_draws_anew(service: Served) -> None:
+    def drawn(**fields: Any) -> str:
+        answer = service.client.completions.create(
+            model="chatty", prompt="dice", max_tokens=20, extra_body={"ignore_eos": True, "top_k": 50}, **fields
+        )
+        return answer.choices[0].text
+
+    assert drawn(seed=1) == drawn(seed=1)
+    assert len({drawn() for _ in range(3)}) > 1
+
+
+def test_the_client_knows_our_errors(service: Served) -> None:
+    create = service.client.completions.create
+    with pytest.raises(openai.BadRequestError, match=r"prompt of 300 tokens .* max_length 256"):
+        create(prompt="x" * 300, max_tokens=5, **GREEDY)
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        create(prompt="x", model="gpt-9")
+    with pytest.raises(openai.BadRequestError, match="did you mean 'temperature'"):
+        create(prompt="x", model="chatty", extra_body={"temprature": 0})
+    with pytest.raises(openai.AuthenticationError):
+        service.client.with_options(api_key="wrong").models.list()
+
+
+def test_curl_gets_the_same(service: Served, right: Right) -> None:
+    body = {"prompt": "hello", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    status, content = service.curl("/v1/completions", body)
+    assert (status, json.loads(content)["choices"][0]["text"]) == (200, right.text("hello", 6))
+    status, content = service.curl("/v1/completions", {**body, "stream": True})
+    assert content.rstrip().endswith("data: [DONE]")
+    assert service.curl("/v1/completions", body, key="wrong")[0] == 401
+    assert service.curl("/v1/completions", {**body, "max_tokens": 300})[0] == 400
+
+
+@pytest.mark.faults
+def test_a_worker_that_dies_during_a_stream_costs_a_pause_and_readiness_tells_of_it(
+    service: Served, right: Right
+) -> None:
+    """Field reports B12 and B34."""
+    seen: list[tuple[int, Any]] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.02):
+            seen.append(service.get("/ready"))
+
+    with ThreadPoolExecutor() as pool:
+        watching = pool.submit(watch)
+        try:
+            stream = streamed(service, "dying", 150)
+            text = "".join(next(stream) for _ in range(5))
+            service.kill("w1")
+            text += "".join(stream)
+        finally:
+            is_over.set()
+        watching.result()
+    assert text == right.text("dying", 150)
+    reasons = {answer.get("reason") for status, answer in seen if status == 503}
+    assert any("repair is under way" in str(reason) for reason in reasons), "it was never unready"
+    assert service.get("/ready") == (200, {"status": "ready"})
+
+
+def test_clients_that_hang_up_at_random_cost_the_others_nothing(service: Served, right: Right) -> None:
+    """Field report B10."""
+    chooser = random.Random(1)
+
+    def hang_up(after: int) -> None:
+        stream = streamed(service, "never mind", 200)
+        for _ in range(after):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+
+    with ThreadPoolExecutor(12) as pool:
+        gone = [pool.submit(hang_up, chooser.choice([0, 1, 1, 2, 5, 9])) for _ in range(NUM_HANG_UPS)]
+        others = [pool.submit(lambda: "".join(streamed(service, "others", 20))) for _ in range(10)]
+        texts = [one.result(PATIENCE_S) for one in others]
+        for one in gone:
+            one.result(PATIENCE_S)
+    assert set(texts) == {right.text("others", 20)}
+
+
+def test_told_to_stop_it_ends_what_is_open_and_says_what_it_did(service: Served, right: Right) -> None:
+    """The last test of this service."""
+    stream = streamed(service, "the end", 200)
+    text = next(stream)
+    service.run.send(signal.SIGTERM)
+    eventually(lambda: service.get("/ready")[0] == 503, "it is not ready any more")
+    with pytest.raises(openai.InternalServerError, match="stopping"):
+        service.client.completions.create(prompt="late", **GREEDY)
+    assert text + "".join(stream) == right.text("the end", 200)
+    status, out, _ = service.run.end()
+    assert status == 0
+    metrics = json.loads((service.run.folder / "metrics.json").read_text())
+    requests, by_reason = metrics["requests"], metrics["requests"]["by_reason"]
+    assert requests["submitted"] == sum(by_reason.values()) == requests["finished"] + requests["failed"]
+    assert 0 < by_reason["abort"] <= NUM_HANG_UPS
+    assert by_reason.get("error", 0) == 0
+    assert len(metrics["repairs"]) == 1
+    lines = (service.run.folder / "completions.jsonl").read_text().splitlines()
+    assert len(lines) == requests["submitted"] - by_reason["rejected"]
+    assert "output:" in out

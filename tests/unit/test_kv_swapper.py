@@ -1,0 +1,143 @@
+"""Copies between host store and slots: the right cells, counted to the byte, and what becomes of a copy that fails."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from dejavu.errors import Fatal
+from dejavu.ids import RowId
+from dejavu.kv import slot_copies, swapper
+from dejavu.kv.copy_speed import measured_copy_bytes_per_s
+from dejavu.kv.device import CpuCopier, Mark, copier_for
+from dejavu.kv.layout import KvLayout, LayerRange
+from dejavu.kv.pool import KvPool
+from dejavu.kv.slot_copies import SlotCopies
+from dejavu.kv.slots import CellSpan, SlotCopy, SlotRow
+from dejavu.kv.staging import StagingRing
+from dejavu.kv.swapper import Swapper, SwapSpan
+
+LAYOUT = KvLayout(model_hash="m", num_layers=5, num_kv_heads=2, head_dim=3, dtype="float32", max_length=12)
+HELD = LayerRange(1, 4)
+ROWS, MICROBATCHES = 3, 4
+CELL_BYTES = len(HELD) * LAYOUT.position_bytes
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device"),
+        ],
+    ),
+]
+
+
+def filled(num_rows: int, device: str = "cpu", first: float = 0.0) -> KvPool:
+    memory = KvPool.room(LAYOUT, len(HELD), num_rows, device, pin=False)
+    pool = KvPool(LAYOUT, HELD, num_rows, device, memory=memory)
+    values = torch.arange(pool.cells_LCRHSD.numel(), dtype=torch.float32).view(pool.cells_LCRHSD.shape) + first
+    pool.cells_LCRHSD.copy_(values)
+    return pool
+
+
+def span(row_index: int, start: int, stop: int) -> CellSpan:
+    return CellSpan(row_id=RowId(row_index), row_index=row_index, start=start, stop=stop)
+
+
+SPANS = {
+    "equal rows": (span(0, 0, 5), span(1, 0, 5), span(2, 0, 5)),
+    "unequal rows": (span(0, 0, 7), span(2, 0, 7), span(1, 2, 12)),
+    "new cells": (span(0, 4, 5), span(1, 9, 10), span(2, 0, 1)),
+}
+
+
+@pytest.fixture(params=["direct", "through buffers"])
+def crossing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """On a CUDA device every copy goes through buffers; here they may be so small that each copy takes several."""
+    if request.param == "through buffers":
+        monkeypatch.setattr(slot_copies, "_crossing", lambda slots, cell_bytes: StagingRing(2, 3 * cell_bytes))
+    return str(request.param)
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+@pytest.mark.parametrize("spans", SPANS.values(), ids=list(SPANS))
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_copy_moves_its_cells_and_no_other(crossing: str, device: str, spans: tuple[CellSpan, ...], way: str) -> None:
+    host, slots = filled(MICROBATCHES * ROWS), filled(2 * ROWS, device, first=1e4)
+    before = {"in": slots, "out": host}[way].cells_LCRHSD.cpu().clone()
+    source = {"in": host, "out": slots}[way].cells_LCRHSD.cpu().clone()
+    copies = SlotCopies(host, slots, ROWS, copier_for(device))
+    copy = SlotCopy(number=1, way=way, slot=1, microbatch=2, spans=spans)  # type: ignore[arg-type]
+    moved = copies.make(copy, copier_for(device).mark())
+    assert moved == sum(one.num_cells for one in spans) * CELL_BYTES
+    first_source, first_target = (2 * ROWS, ROWS) if way == "in" else (ROWS, 2 * ROWS)
+    for one in spans:
+        before[:, :, first_target + one.row_index, :, one.start : one.stop] = source[
+            :, :, first_source + one.row_index, :, one.start : one.stop
+        ]
+    assert torch.equal({"in": slots, "out": host}[way].cells_LCRHSD.cpu(), before)
+
+
+@pytest.fixture
+def swap() -> Iterator[Callable[..., Swapper]]:
+    made: list[Swapper] = []
+
+    def make(**others: object) -> Swapper:
+        ticks = itertools.count()
+        values = {"copier": CpuCopier(), "now": lambda: float(next(ticks)), "timeout_s": 5.0, **others}
+        made.append(Swapper(filled(MICROBATCHES * ROWS), filled(2 * ROWS), ROWS, **values))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def row(number: int, length: int) -> SlotRow:
+    return SlotRow(row_id=RowId(number), row_index=0, length=length)
+
+
+def test_a_steps_bytes_are_its_valid_cells_in_and_its_new_cell_out(swap: Callable[..., Swapper]) -> None:
+    spans: list[str] = []
+    swapping = swap(on_span=lambda span: spans.append(span.name))
+    swapping.begin(0, [row(1, 7)], None)
+    swapping.end(0, [row(1, 7)])
+    swapping.wrote(4)
+    counters = swapping.counters
+    assert (counters.bytes_in, counters.bytes_out) == (7 * CELL_BYTES, (1 + 4) * CELL_BYTES)
+    assert (counters.steps, counters.waits, counters.wait_s > 0) == (1, 1, True)
+    assert sorted(spans) == ["swap_in", "swap_out", "swap_wait"]
+
+
+def test_what_is_expected_comes_in_while_a_step_is_computed(swap: Callable[..., Swapper]) -> None:
+    seen: SimpleQueue[SwapSpan] = SimpleQueue()
+    swapping = swap(on_span=seen.put)
+    first = swapping.begin(0, [row(1, 7)], (1, [row(2, 4)]))
+    while (copied := seen.get(timeout=5.0)).microbatch != 1:
+        pass
+    assert (copied.name, copied.num_bytes) == ("swap_in", 4 * CELL_BYTES)
+    swapping.end(0, [row(1, 7)])
+    assert swapping.begin(1, [row(2, 4)], None) == ROWS - first
+    assert swapping.counters.waits == 1
+
+
+def test_a_copy_that_fails_ends_the_stage_with_the_reason(
+    swap: Callable[..., Swapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(SlotCopies):
+        def make(self, copy: SlotCopy, after: Mark) -> int:
+            raise RuntimeError("the bus is on fire")
+
+    monkeypatch.setattr(swapper, "SlotCopies", Broken)
+    with pytest.raises(Fatal, match="the bus is on fire"):
+        swap().begin(0, [row(1, 7)], None)
+
+
+def test_the_speed_of_a_copy_can_be_measured() -> None:
+    assert measured_copy_bytes_per_s(LAYOUT, rows=2, tokens=8, device="cpu") > 0

@@ -1,0 +1,98 @@
+"""What ``workflow=swapping`` takes, compares and tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dejavu.config import validate
+from dejavu.control.memory import Limits, fits
+from dejavu.errors import ConfigError, DejavuError
+from dejavu.ids import RequestId
+from dejavu.report.figure_style import Caption
+from dejavu.report.progress import SilentProgress
+from dejavu.report.swap_figure import draw_swaps
+from dejavu.report.swap_runs import CASES, DOUBLE, EQUAL, RESIDENT, SwapRun, summarise_swaps, swap_rows
+from dejavu.workflows.swapping import compare, write_rounds
+from dejavu.workflows.swapping_case import device_bytes, prepare_cases
+
+from harness.cluster_kit import configured
+
+FIG13 = ("experiment=fig13", "swap.models=[tiny-opt]", "swap.batches=[2,4]")
+
+
+def run(case: str, tokens_per_s: float, *, round_index: int = 0, batch: int = 2) -> SwapRun:
+    swapped = case != RESIDENT
+    return SwapRun(
+        model="tiny-opt", batch=batch, case=case, rows=batch * (2 if case == DOUBLE else 1), round_index=round_index,
+        turn=0, wall_s=10.0, tokens_per_s=tokens_per_s, step_s=0.1, steps=4, bytes_in=8 * swapped,
+        bytes_out=4 * swapped, unused_bytes=0, waits=0, wait_s=2.0 * swapped,
+    )  # fmt: skip
+
+
+RUNS = [
+    run(RESIDENT, 100.0), run(EQUAL, 90.0), run(DOUBLE, 150.0),
+    run(DOUBLE, 190.0, round_index=1), run(RESIDENT, 100.0, round_index=1), run(EQUAL, 98.0, round_index=1),
+]  # fmt: skip
+
+
+def test_gains_are_ratios_within_a_round_and_traffic_is_that_of_a_step() -> None:
+    resident, equal, double = summarise_swaps(RUNS, num_stages=2)
+    assert [one.case for one in (resident, equal, double)] == list(CASES)
+    assert (equal.gains, double.gains) == ((0.9, 0.98), (1.5, 1.9))
+    assert double.gain == pytest.approx(1.7)
+    assert (double.bytes_a_step, double.wait_share, resident.wait_share) == (3.0, 0.1, 0.0)
+    assert swap_rows([double])[0]["wait_percent"] == pytest.approx(10.0)
+
+
+def test_every_run_is_a_line_as_soon_as_it_is_over_and_the_figure_is_a_picture(tmp_path: Path) -> None:
+    for number in range(len(RUNS)):
+        write_rounds(tmp_path / "rounds.csv", RUNS[: number + 1])
+    lines = (tmp_path / "rounds.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(RUNS)
+    assert lines[0].startswith("model,batch,case,rows,round,turn,wall_s,tokens_per_s")
+    draw_swaps(
+        tmp_path / "figure.png", summarise_swaps(RUNS, 2), Caption(title="a title", subtitle="below", source="here")
+    )
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_twice_the_rows_fit_the_same_device_only_when_they_are_swapped() -> None:
+    for cases in prepare_cases(configured(*FIG13), SilentProgress()):
+        plans = {case.name: case.prepared.plan for case in cases}
+        memory_bytes = device_bytes(plans[RESIDENT])
+        assert device_bytes(plans[DOUBLE]) == memory_bytes
+        assert device_bytes(plans[EQUAL]) < memory_bytes
+        assert fits(plans[DOUBLE], Limits(device_bytes=memory_bytes))
+        assert not fits(plans[DOUBLE], Limits(device_bytes=memory_bytes - 1))
+        assert len({id(case.prepared.requests) for case in cases}) == 1
+
+
+def test_a_token_that_swapping_changed_is_an_error_that_names_case_and_request() -> None:
+    (cases, *_) = prepare_cases(configured(*FIG13), SilentProgress())
+    right = {request.id: (1, 2) for request in cases[0].prepared.requests}
+    compare(cases, dict.fromkeys(CASES, right))
+    wrong = {**right, RequestId("synthetic-3"): (1, 3)}
+    with pytest.raises(DejavuError, match="tiny-opt-2-B-swapped: the tokens of request synthetic-3 differ"):
+        compare(cases, {RESIDENT: right, EQUAL: wrong, DOUBLE: right})
+
+
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("swap.models=[]", "each must be a kind of model"),
+        ("swap.models=[gpt-9]", "each must be a kind of model"),
+        ("swap.batches=[0]", "at least 1 row"),
+        ("swap.repeats=0", "at least 1 round"),
+        ("strategy.in_flight=2", "at least 3"),
+        ("strategy.swapping=on", "sets it for each case"),
+        ("strategy.scheduling=row", "needs strategy=colocated strategy.scheduling=microbatch"),
+        ("cluster.device_memory_gb=1", "which sets what a batch B needs"),
+        ("workload=chat", "needs workload=synthetic"),
+        ("workflow=generate", "swap is for workflow=swapping"),
+    ],
+)
+def test_a_measurement_that_cannot_be_made_is_refused_with_what_to_change(override: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=advice):
+        validate(configured(*FIG13, override))
