@@ -1,69 +1,94 @@
-"""What answering over HTTP costs: processor time of the serving process for each token, streamed and in whole answers.
+"""What the HTTP interface costs: many short requests on a service of two workers with a tiny model.
 
-Controller, text and HTTP together; the workers are other processes. A tiny model, so that tokens come fast.
-Run: python tools/bench_api.py [--token-ms 30]
+    python tools/bench_api.py [--requests 1000] [--concurrency 64] [--tokens 16] [--rounds 3]
+
+For each round: errors, tokens/s, and of the serving process at the round's beginning and end, open files and resident
+memory; and its processor time a token (HTTP, requests and rows, links, store and operator together), which depends less
+than a clock does on what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
+import asyncio
 import os
-import subprocess
-import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-MODEL = ["model=tiny-llama", "strategy=colocated", "strategy.stages=1"]
-NUM_STREAMS, ROUNDS, NEW_TOKENS = 16, 8, 100
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+from served import PATIENCE_S, Served, served
 
+from dejavu.clock import SystemClock
+from dejavu.config import WorkloadConfig, WorkloadKind
+from dejavu.report.load import Limits, load_report
+from dejavu.workflows.bench_client import Endpoint, Load, LoadClient
+from dejavu.workload import load_asks
 
-def processor_s(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
-
-
-def ask(url: str, is_stream: bool) -> None:
-    """One answer has been read to its end."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc)
-    body = {"prompt": "hello", "max_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": 0, "stream": is_stream}
-    connection.request("POST", "/v1/completions", json.dumps(body))
-    connection.getresponse().read()
-    connection.close()
+_OVERRIDES = ("model=tiny-llama", "strategy=disaggregated", "serve.max_queue=1000000", "serve.completions=false")
 
 
-def served_ms(folder: Path) -> tuple[float, float]:
-    """Milliseconds a token of the serving process: streamed, and in whole answers."""
-    words = [sys.executable, "-m", "dejavu.run", "workflow=serve", "serve.port=0", f"hydra.run.dir={folder}", *MODEL]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        assert process.stderr is not None
-        url = next(line.split()[-1] for line in process.stderr if line.startswith("serving "))
-        with ThreadPoolExecutor(NUM_STREAMS) as pool:
-            costs = []
-            for is_stream in (True, True, False):
-                before_s = processor_s(process.pid)
-                list(pool.map(lambda _: ask(url, is_stream), range(NUM_STREAMS * ROUNDS)))  # noqa: B023
-                costs.append(1000 * (processor_s(process.pid) - before_s) / (NUM_STREAMS * ROUNDS * NEW_TOKENS))
-        process.terminate()
-        process.communicate()
-    return costs[1], costs[2]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a process has used so far."""
+
+    num_files: int
+    resident_bytes: int
+    cpu_s: float
+
+    @classmethod
+    def of(cls, pid: int) -> Account:
+        """The account of a process that runs."""
+        # The command's name stands in parentheses and may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return cls(
+            num_files=len(os.listdir(f"/proc/{pid}/fd")),
+            resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
+            cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--token-ms", type=float, default=30.0, help="what a token of the real model takes")
-    token_ms = parser.parse_args().token_ms
-    with tempfile.TemporaryDirectory() as folder:
-        streamed, whole = served_ms(Path(folder) / "serve")
-    print(
-        f"streamed: {streamed:.3f} ms of processor time a token, {100 * streamed / token_ms:.1f} % of {token_ms:g} ms"
+    """A line for each round is printed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder), *_OVERRIDES) as service:
+        print(f"{'errors':>8} {'tokens/s':>9} {'files':>11} {'memory, MB':>15}   µs a token")
+        for _ in range(arguments.rounds):
+            print(_round(service, arguments.requests, arguments.concurrency, arguments.tokens), flush=True)
+
+
+def _round(service: Served, num_requests: int, concurrency: int, num_tokens: int) -> str:
+    workload = WorkloadConfig(
+        kind=WorkloadKind.synthetic,
+        num_requests=num_requests,
+        prompt_tokens=8,
+        max_tokens=num_tokens,
+        ignore_eos=True,
     )
-    print(f"whole:    {whole:.3f} ms of processor time a token, {100 * whole / token_ms:.1f} % of {token_ms:g} ms")
+    load = Load(
+        endpoint=Endpoint.of(f"http://{service.address}", None, None),
+        model="tiny-llama",
+        asks=load_asks(workload, vocab_size=100),
+        timeout_s=PATIENCE_S,
+        max_concurrency=concurrency,
+    )
+    client = LoadClient(load, SystemClock(), lambda _: None)
+    before = Account.of(service.process.pid)
+    asyncio.run(client.run())
+    after = Account.of(service.process.pid)
+    report = load_report(client.samples, Limits(), endpoint="", model="", began="")
+    tokens = max(report["tokens"]["output"], 1)
+    cost = 1e6 * (after.cpu_s - before.cpu_s) / tokens
+    return (
+        f"{report['requests']['failed']:>8} {report['throughput']['output_tokens_per_s'] or 0:>9.0f} "
+        f"{before.num_files:>5}–{after.num_files:<5} "
+        f"{before.resident_bytes / 1e6:>7.1f}–{after.resident_bytes / 1e6:<7.1f} {cost:>10.0f}"
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from browser import Browser, browsing, find_chromium
+from PIL import Image
 from served import PATIENCE_S, Served, served
 
 from dejavu.clock import SystemClock
@@ -25,6 +26,9 @@ from dejavu.config import WorkloadConfig, WorkloadKind
 from dejavu.workflows.bench_client import Endpoint, Load, LoadClient
 from dejavu.workload import load_asks
 
+_DRAIN = "serve.drain_timeout_s=1"
+_COLORS = 96
+"""Of a picture: the page has few, and a repository keeps every version."""
 _WIDE, _PHONE = (1100, 900), (420, 860)
 _BEFORE_S, _AFTER_S = 45.0, 20.0
 _GONE = "document.querySelector('[data-state=dead], [data-state=absent], [data-state=starting]') !== null"
@@ -38,7 +42,7 @@ def main() -> None:
     if chromium is None:
         raise SystemExit("no Chromium is installed (Debian package chromium)")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    overrides = (f"model={arguments.model}", "strategy.split.token=2", "strategy.replication=1")
+    overrides = (f"model={arguments.model}", "strategy.split.token=2", "strategy.replication=1", _DRAIN)
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), *overrides) as service:
         load = threading.Thread(target=_send, args=(service, arguments.rate), daemon=True)
         load.start()
@@ -72,18 +76,19 @@ def _take(page: Browser, service: Served, folder: Path) -> None:
     page.open(f"http://{service.address}/")
     page.wait_for(_READY, PATIENCE_S)
     time.sleep(_BEFORE_S)
-    page.screenshot(folder / "page.png", height=_height(page))
+    _picture(page, folder / "page.png")
     os.kill(service.state()["pipelines"][1]["stages"][1]["pid"], signal.SIGKILL)
     page.wait_for(f"!({_READY}) && {_GONE}", PATIENCE_S)
-    page.screenshot(folder / "page-repair.png", height=_height(page))
+    _picture(page, folder / "page-repair.png")
     page.wait_for(_READY, PATIENCE_S)
     time.sleep(_AFTER_S)
     page.look_like(*_PHONE, is_dark=True)
-    page.screenshot(folder / "page-phone.png", height=_height(page))
+    _picture(page, folder / "page-phone.png")
 
 
-def _height(page: Browser) -> int:
-    return int(page.evaluate("Math.ceil(document.body.getBoundingClientRect().height)"))
+def _picture(page: Browser, path: Path) -> None:
+    page.screenshot(path, height=int(page.evaluate("Math.ceil(document.body.getBoundingClientRect().height)")))
+    Image.open(path).convert("RGB").quantize(_COLORS, method=Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def check_command(
             return ()
         tree, jobs = _first_tree(compose, args, directory, has_sweep=has_sweep)
         if tree is not None:
-            check_config(load(declaration(tree), directory))
+            check_config(load(declaration(tree), directory, args.overrides))
             return ()
         refused = list(_refused(compose, jobs[:MOST_JOBS], directory, check_config))
         if len(refused) == len(jobs[:MOST_JOBS]):
@@ -82,7 +82,7 @@ def _refused(
     """Why each of the jobs that cannot be run is refused."""
     for job in jobs:
         try:
-            check_config(load(declaration(compose.compose(job)), directory))
+            check_config(load(declaration(compose.compose(job)), directory, job))
         except ConfigError as error:
             yield error
 

@@ -22,7 +22,7 @@ from dejavu.cli.interruption import Interruption
 from dejavu.cli.job import ExitCode, JobEnd, run_job, tell
 from dejavu.cli.sweep import Sweep
 from dejavu.clock import SystemClock
-from dejavu.config import Compute, Config, check_paths, validate
+from dejavu.config import Compute, Config, WorkflowName, check_paths, validate
 from dejavu.errors import ConfigError
 
 
@@ -59,6 +59,9 @@ def check_config(config: Config) -> None:
     from dejavu.workload import check as check_workload
 
     validate(config)
+    if config.workflow.name is WorkflowName.apply:
+        # It is another cluster's model and shape that count.
+        return
     check_paths(config)
     if not config.model.is_shape:
         check_model(model_source(config.model))

@@ -98,7 +98,7 @@ def _run(
     hydra = HydraConfig.get()
     output = Path(hydra.runtime.output_dir)
     try:
-        config = load(tree, Path(hydra.runtime.cwd))
+        config = load(tree, Path(hydra.runtime.cwd), hydra.overrides.task)
         check(config)
         code = workflows.entry(config.workflow.name.value)(config, output)
         return (ExitCode.DONE if code is None else ExitCode(code)), ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dejavu.config.schema import Config
+from dejavu.config.apply import given_keys
+from dejavu.config.schema import Config, WorkflowName
 from dejavu.errors import ConfigError
 
 SCHEMA_NAME = "schema"
@@ -19,12 +21,13 @@ def register_schema() -> None:
     ConfigStore.instance().store(name=SCHEMA_NAME, node=Config)
 
 
-def load(cfg: DictConfig, directory: Path) -> Config:
+def load(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> Config:
     """The typed declaration; its paths are absolute.
 
     Args:
         cfg: composed by Hydra over the schema, without the ``hydra`` node.
         directory: relative paths start here: the directory from which the user started the program.
+        overrides: of the command line, for a workflow that must know what was given.
 
     Raises:
         ConfigError: an interpolation that does not resolve, or a value of the wrong type.
@@ -37,6 +40,8 @@ def load(cfg: DictConfig, directory: Path) -> Config:
     if not isinstance(config, Config):
         raise TypeError(f"the tree was not composed over the schema: {type(config).__name__}")
     make_paths_absolute(config, directory)
+    if config.workflow.name is WorkflowName.apply:
+        config.apply.given = given_keys(overrides)
     return config
 
 

@@ -42,7 +42,8 @@ def check_planning(config: Config) -> None:
     if is_auto:
         _check_auto(config)
     is_rehearsal = config.model.compute is Compute.modelled
-    if config.workflow.name in PLANNING or is_auto or is_rehearsal:
+    is_comparing = config.workflow.name is WorkflowName.rates
+    if config.workflow.name in PLANNING or is_auto or is_rehearsal or is_comparing:
         _check_needed(config.profile)
     if config.workflow.name is WorkflowName.plan and config.fault != FaultConfig():
         raise ConfigError("fault is for a cluster that runs, and workflow=plan starts none")
@@ -50,7 +51,7 @@ def check_planning(config: Config) -> None:
         _check_profiling(config)
     elif config.profiling != ProfilingConfig():
         raise ConfigError(f"profiling is for workflow=profile, and the choice is {config.workflow.name.value}")
-    if config.model.is_shape and config.workflow.name not in PLANNING and not is_rehearsal:
+    if config.model.is_shape and not (config.workflow.name in PLANNING or is_rehearsal or is_comparing):
         raise ConfigError(
             f"model={config.model.kind} is sizes without weights, for {_listed(PLANNING)}, and the choice is "
             f"workflow={config.workflow.name.value}\ntake a model with weights, such as model=smollm2-135m, "

@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from dejavu.config.apply import ApplyConfig
 from dejavu.config.bench import BenchConfig
 from dejavu.config.fault import FaultConfig
 from dejavu.config.planning import ProfileConfig, ProfilingConfig, ShapeConfig
+from dejavu.config.rates import RatesConfig
 from dejavu.config.rehearsal import DEFAULT_KV_SCALE, Compute
 from dejavu.config.serve import ServeConfig
 from dejavu.config.simulate import SimulateConfig
@@ -53,7 +55,9 @@ class WorkflowName(Enum):
     plan = "plan"
     profile = "profile"
     simulate = "simulate"
+    rates = "rates"
     bench = "bench"
+    apply = "apply"
     status = "status"
     swapping = "swapping"
 
@@ -301,6 +305,8 @@ class Config:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
+    rates: RatesConfig = field(default_factory=RatesConfig)
     swap: SwapConfig = field(default_factory=SwapConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
+    apply: ApplyConfig = field(default_factory=ApplyConfig)

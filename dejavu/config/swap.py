@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dejavu.config.bounds import above_zero
 from dejavu.config.fault import FaultConfig
 from dejavu.config.strategy import Scheduling, StrategyMode, Swapping
 from dejavu.errors import ConfigError
@@ -24,6 +25,11 @@ class SwapConfig:
     """Kinds of model; the other keys of ``model`` are those of each."""
     batches: list[int] = field(default_factory=lambda: [1, 2, 4])
     """B: rows of a microbatch without swapping. A device's memory is what they need."""
+    lengths: list[int] | None = None
+    """Tokens of a request, prompt (``workload.prompt_tokens``) and answer together, to show where swapping stops to
+    pay; needs ``bus_gbps``. None: ``workload.prompt_tokens`` and ``.max_tokens``."""
+    bus_gbps: float | None = None
+    """A bus between host memory and slots that is emulated, in Gbit/s: copies that end earlier wait. None: none."""
     repeats: int = 3
     """Rounds; in each, every case runs once, in an order that rotates from round to round."""
 
@@ -40,6 +46,7 @@ def check_swap(config: Config, model_kinds: tuple[str, ...], *, is_measuring: bo
         raise ConfigError(f"swap.models={swap.models}: each must be a kind of model, once\n{_ADVICE}")
     if not swap.batches or min(swap.batches) < 1 or len(set(swap.batches)) < len(swap.batches):
         raise ConfigError(f"swap.batches={swap.batches}: each must be at least 1 row, once")
+    _check_lengths(swap, workload.prompt_tokens)
     if swap.repeats < 1:
         raise ConfigError(f"swap.repeats={swap.repeats}: must be at least 1 round")
     if config.fault != FaultConfig():
@@ -58,3 +65,14 @@ def check_swap(config: Config, model_kinds: tuple[str, ...], *, is_measuring: bo
     for key in ("device_memory_gb", "host_memory_gb"):
         if getattr(config.cluster, key) is not None:
             raise ConfigError(f"cluster.{key} does not go with workflow=swapping, which sets what a batch B needs")
+
+
+def _check_lengths(swap: SwapConfig, prompt_tokens: int | None) -> None:
+    above_zero("swap.bus_gbps", swap.bus_gbps, " Gbit/s")
+    if swap.lengths is None:
+        return
+    least = (prompt_tokens or 0) + 2
+    if not swap.lengths or min(swap.lengths) < least or len(set(swap.lengths)) < len(swap.lengths):
+        raise ConfigError(f"swap.lengths={swap.lengths}: each must be at least {least} tokens, the prompt and 2, once")
+    if swap.bus_gbps is None:
+        raise ConfigError("swap.lengths needs swap.bus_gbps=GBIT_PER_S: the rule compares steps with a bus")

@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from dejavu.config.apply import check_apply
 from dejavu.config.bench import check_bench
 from dejavu.config.bounds import above_zero, at_least, check_seed, refuse
 from dejavu.config.comparison import check_comparison
 from dejavu.config.fault_check import check_faults
 from dejavu.config.measurement import check_measurement
 from dejavu.config.planning_check import PLANNING, check_planning
+from dejavu.config.rates import check_rates
 from dejavu.config.rehearsal import check_rehearsal
 from dejavu.config.schema import (
     MODEL_KINDS,
@@ -42,7 +44,13 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 def validate(config: Config) -> None:
     """``config`` makes sense by itself. Raises ConfigError naming key, value and limit of the first fault."""
+    is_applying = config.workflow.name is WorkflowName.apply
+    check_apply(config, is_applying=is_applying, is_external=config.store.kind is StoreKind.external)
     _check_cluster(config.cluster)
+    if is_applying:
+        # What is given makes sense only beside what the running cluster has.
+        _check_store(config.store)
+        return
     _check_model(config.model)
     check_strategy(config.strategy)
     check_num_workers(config.cluster, config.strategy)
@@ -56,6 +64,7 @@ def validate(config: Config) -> None:
     check_swap(config, MODEL_KINDS, is_measuring=config.workflow.name is WorkflowName.swapping)
     check_planning(config)
     check_rehearsal(config)
+    check_rates(config, is_comparing=config.workflow.name is WorkflowName.rates)
     check_status(config)
     check_serve(config, is_serving=config.workflow.name is WorkflowName.serve)
     check_bench(config, is_benching=config.workflow.name is WorkflowName.bench)

@@ -59,6 +59,7 @@ class Declared:
     copy_steps: int = 1
     swapping: bool = False
     swapping_reason: str = ""
+    bus_bytes_per_s: float | None = None
     recovery: RecoveryTier = "replica"
     num_standby: int = 0
     """Workers without a place, named after those that have one."""
@@ -123,6 +124,7 @@ def place(declared: Declared, model: ModelSpec, *, epoch: Epoch) -> Plan:
         copy_steps=declared.copy_steps,
         swapping=declared.swapping,
         swapping_reason=declared.swapping_reason,
+        bus_bytes_per_s=declared.bus_bytes_per_s,
         recovery=declared.recovery,
         standby=tuple(WorkerName(f"w{declared.num_needed + number}") for number in range(declared.num_standby)),
     )

@@ -109,6 +109,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the stages that keep rows keep them in host memory, and two microbatches at a time on their device."""
     swapping_reason: str = ""
     """Why, where that was decided from what was measured."""
+    bus_bytes_per_s: float | None = None
+    """An emulated bus, over which KV comes into slots no faster; None: as fast as it does."""
     recovery: RecoveryTier = "replica"
     """The best tier that a repair may use; where a copy is missing, the row is recomputed."""
     standby: tuple[WorkerName, ...] = ()

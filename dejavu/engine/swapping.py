@@ -7,7 +7,7 @@ from functools import partial
 from dejavu.engine.host import Host
 from dejavu.engine.step_memory import Resident, StepMemory, Swapped
 from dejavu.kv.device import copier_for
-from dejavu.kv.swapper import Swapper, SwapSpan
+from dejavu.kv.swapper import EmulatedBus, Swapper, SwapSpan
 from dejavu.report.spans import SpanRecorder
 
 
@@ -28,6 +28,7 @@ def swapped_or_resident(host: Host, *, are_copied: bool) -> StepMemory | None:
         copier=copier_for(host.plan.device),
         now=host.recorder.now,
         on_span=partial(_on_timeline, host.recorder),
+        bus=None if host.plan.bus_bytes_per_s is None else EmulatedBus(host.plan.bus_bytes_per_s, host.clock.sleep),
         timeout_s=host.plan.timeout_s,
     )
     return Swapped(

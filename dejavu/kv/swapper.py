@@ -48,6 +48,20 @@ class SwapSpan:
     num_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EmulatedBus:
+    """Makes what comes into slots take as long as over a bus of this speed, for measurements without one."""
+
+    bytes_per_s: float
+    sleep: Callable[[float], None]
+
+    def hold_back(self, num_bytes: int, taken_s: float) -> None:
+        """The calling thread has waited for what the bus would have taken longer."""
+        left_s = num_bytes / self.bytes_per_s - taken_s
+        if left_s > 0:
+            self.sleep(left_s)
+
+
 class Swapper:
     """Main thread and one thread of its own. What the steps of a microbatch need is in its slot before they begin.
 
@@ -56,6 +70,7 @@ class Swapper:
         slots: memory of two microbatches on the computing device.
         now: seconds that never go back, for the timeline.
         on_span: is told of each copy and each wait, on any thread.
+        bus: over which cells seem to come in; None: as fast as they do.
         timeout_s: no copy takes longer; a step that waits longer raises Fatal.
     """
 
@@ -68,11 +83,13 @@ class Swapper:
         copier: Copier,
         now: Callable[[], float],
         on_span: Callable[[SwapSpan], None] | None = None,
+        bus: EmulatedBus | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self._microbatch_rows = microbatch_rows
         self._copier = copier
         self._on_span = on_span
+        self._bus = bus
         self._now = now
         self._timeout_s = timeout_s
         self._cell_bytes = host.cell_bytes(host.layers, host.heads)
@@ -198,6 +215,8 @@ class Swapper:
     def _make(self, copy: SlotCopy, after: Mark) -> None:
         start_s = self._now()
         num_bytes = self._copies.make(copy, after)
+        if self._bus is not None and copy.way == "in":
+            self._bus.hold_back(num_bytes, self._now() - start_s)
         end_s = self._now()
         with self._changed:
             self._slots.done(copy)

@@ -66,14 +66,14 @@ def _head(status: ClusterStatus, now_s: float) -> Iterator[tuple[str, Text]]:
 
 
 def _workers(status: ClusterStatus) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold", pad_edge=False, collapse_padding=True)
     table.add_column("place", no_wrap=True)
     table.add_column("layers", justify="right", no_wrap=True)
     table.add_column("worker", style="cyan", overflow="fold")
     table.add_column("state", no_wrap=True)
     table.add_column("epoch", justify="right", no_wrap=True)
     table.add_column("process", justify="right", no_wrap=True)
-    table.add_column("address", overflow="fold")
+    table.add_column("address", no_wrap=True)
     table.add_column("copied", overflow="fold")
     for pipeline in status.pipelines:
         for stage in pipeline.stages:

@@ -19,6 +19,8 @@ class SwapRun:
     model: str
     batch: int
     """B."""
+    length: int
+    """Tokens of a request, prompt and answer together."""
     case: str
     rows: int
     """Of its microbatches."""
@@ -27,6 +29,8 @@ class SwapRun:
     """Its place among the cases of its round."""
     wall_s: float
     tokens_per_s: float
+    prompt_s: float
+    """Computation of a prompt microbatch at the slowest stage, median."""
     step_s: float
     """Computation of a step at the slowest stage, median."""
     steps: int
@@ -43,12 +47,14 @@ class SwapRun:
         return {
             "model": self.model,
             "batch": self.batch,
+            "length": self.length,
             "case": self.case,
             "rows": self.rows,
             "round": self.round_index + 1,
             "turn": self.turn,
             "wall_s": self.wall_s,
             "tokens_per_s": self.tokens_per_s,
+            "prompt_ms": self.prompt_s * 1e3,
             "step_ms": self.step_s * 1e3,
             "steps": self.steps,
             "bytes_in": self.bytes_in,
@@ -65,12 +71,14 @@ class SwapSummary:
 
     model: str
     batch: int
+    length: int
     case: str
     rows: int
     tokens_per_s: float
     """Median."""
     gains: tuple[float, ...]
     """Of each round: its tokens per second over those of B without swapping in the same round."""
+    prompt_s: float
     step_s: float
     bytes_a_step: float
     """In and out, of one stage."""
@@ -84,29 +92,35 @@ class SwapSummary:
 
 
 def summarise_swaps(runs: Sequence[SwapRun], num_stages: int) -> list[SwapSummary]:
-    """A summary for each (model, batch, case), in the order in which they first came."""
-    resident = {(one.model, one.batch, one.round_index): one for one in runs if one.case == RESIDENT}
-    groups: dict[tuple[str, int, str], list[SwapRun]] = {}
+    """A summary for each (model, batch, length, case), in the order in which they first came."""
+    resident = {(*_place(one), one.round_index): one for one in runs if one.case == RESIDENT}
+    groups: dict[tuple[str, int, int, str], list[SwapRun]] = {}
     for run in sorted(runs, key=lambda one: CASES.index(one.case)):
-        groups.setdefault((run.model, run.batch, run.case), []).append(run)
+        groups.setdefault((*_place(run), run.case), []).append(run)
     return [
         SwapSummary(
             model=model,
             batch=batch,
+            length=length,
             case=case,
             rows=own[0].rows,
             tokens_per_s=median(one.tokens_per_s for one in own),
             gains=tuple(
-                one.tokens_per_s / resident[model, batch, one.round_index].tokens_per_s
+                one.tokens_per_s / resident[model, batch, length, one.round_index].tokens_per_s
                 for one in own
-                if (model, batch, one.round_index) in resident
+                if (model, batch, length, one.round_index) in resident
             ),
+            prompt_s=median(one.prompt_s for one in own),
             step_s=median(one.step_s for one in own),
             bytes_a_step=median((one.bytes_in + one.bytes_out) / max(1, one.steps) for one in own),
             wait_share=median(one.wait_s / (one.wall_s * num_stages) for one in own),
         )
-        for (model, batch, case), own in groups.items()
+        for (model, batch, length, case), own in groups.items()
     ]
+
+
+def _place(run: SwapRun) -> tuple[str, int, int]:
+    return run.model, run.batch, run.length
 
 
 def swap_rows(summaries: Iterable[SwapSummary]) -> list[Columns]:

@@ -9,14 +9,13 @@ from rich.console import Console
 
 from dejavu.clock import SystemClock
 from dejavu.config import Config
-from dejavu.control.standing import clusters_of, standing
-from dejavu.errors import ConfigError, nearest
+from dejavu.control.standing import standing
 from dejavu.report.cluster_status import ClusterStatus
 from dejavu.report.json_file import write_json
 from dejavu.report.status_table import render_status
 from dejavu.store.client import StoreClient
-from dejavu.store.keys import ALL_CLUSTERS, Keys
-from dejavu.workflows.external_store import external_store
+from dejavu.store.keys import Keys
+from dejavu.workflows.external_store import external_store, unknown_cluster
 
 
 def run(config: Config, output: Path) -> None:
@@ -37,6 +36,4 @@ def read_status(client: StoreClient, keys: Keys) -> ClusterStatus:
         snapshot = client.get_prefix(keys.prefix)
         if snapshot.entries:
             return standing(keys, {entry.key: entry.value for entry in snapshot.entries})
-        names = clusters_of([entry.key for entry in client.get_prefix(ALL_CLUSTERS).entries])
-    hint = nearest(keys.cluster, names) if names else "it holds no cluster at all: a cluster's keys go when it ends"
-    raise ConfigError(f"cluster.name={keys.cluster}: the store has no such cluster\n{hint}")
+        raise unknown_cluster(client, keys)

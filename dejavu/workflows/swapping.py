@@ -24,6 +24,7 @@ from dejavu.report.swap_figure import draw_swaps
 from dejavu.report.swap_runs import RESIDENT, SwapRun, summarise_swaps, swap_rows
 from dejavu.workflows.streaming_case import BatchBar
 from dejavu.workflows.swapping_case import Answers, Case, check_same, prepare_cases, run_case
+from dejavu.workflows.swapping_lengths import write_lengths
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +55,14 @@ def run(config: Config, output: Path) -> None:
                     logger.info("%s, round %s: %.4g tokens/s", case.label, round_index + 1, one.tokens_per_s)
                 compare(cases, answers)
     summaries = summarise_swaps(runs, config.strategy.stages)
-    rows = swap_rows(summaries)
-    write_table(output / "table.csv", rows)
-    draw_swaps(output / "figure.png", summaries, _caption(config, groups[0][0].prepared.plan.model, clock))
-    console.print(as_text(rows))
+    caption = _caption(config, groups[0][0].prepared.plan.model, clock)
+    if config.swap.lengths is None:
+        rows = swap_rows(summaries)
+        write_table(output / "table.csv", rows)
+        draw_swaps(output / "figure.png", summaries, caption)
+        console.print(as_text(rows))
+    else:
+        write_lengths(config, groups, summaries, caption, output, console)
     console.print(f"output: {output}", highlight=False, soft_wrap=True)
 
 
@@ -87,9 +92,13 @@ def _caption(config: Config, model: ModelSpec, clock: Clock) -> Caption:
     rounds = "one round" if repeats == 1 else f"median of {repeats} rounds"
     threads = config.cluster.threads_per_worker
     measured_on = datetime.fromtimestamp(clock.now()).date().isoformat()
+    tokens = f"{workload.prompt_tokens} + {workload.max_tokens} tokens"
+    if config.swap.lengths is not None:
+        tokens = f"prompts of {workload.prompt_tokens} tokens"
+    bus = "" if config.swap.bus_gbps is None else f", emulated bus of {config.swap.bus_gbps:g} Gbit/s"
     return Caption(
         title="Microbatch swapping in the same device memory",
-        subtitle=f"{strategy.stages} stages, {strategy.num_in_flight} microbatches in flight, "
-        f"{workload.prompt_tokens} + {workload.max_tokens} tokens, {model.dtype}; {rounds}",
+        subtitle=f"{strategy.stages} stages, {strategy.num_in_flight} microbatches in flight, {tokens}, "
+        f"{model.dtype}{bus}; {rounds}",
         source=f"{machine()}; {threads} thread{'s' if threads > 1 else ''} a worker; {measured_on}",
     )

@@ -34,6 +34,7 @@ from dejavu.workload import load
 
 _FIRST_EPOCH = Epoch(1)
 _GB = 10**9
+BYTES_PER_GIGABIT = 10**9 / 8
 
 Answers = Mapping[RequestId, tuple[int, ...]]
 """Tokens by request."""
@@ -45,6 +46,8 @@ class Case:
 
     model: str
     batch: int
+    length: int
+    """Tokens of a request, prompt and answer together."""
     name: str
     config: Config
     prepared: Prepared
@@ -52,7 +55,7 @@ class Case:
     @property
     def label(self) -> str:
         """Its name in files and on the progress line."""
-        return f"{self.model}-{self.batch}-{self.name.replace(' ', '-')}"
+        return f"{self.model}-{self.batch}x{self.length}-{self.name.replace(' ', '-')}"
 
     @property
     def rows(self) -> int:
@@ -67,22 +70,30 @@ def prepare_cases(config: Config, progress: Progress) -> list[list[Case]]:
     """
     found = []
     for kind in config.swap.models:
-        workload = config.workload
-        length = config.model.max_length or (workload.prompt_tokens or 0) + (workload.max_tokens or 0)
-        of_model = replace(config, model=replace(config.model, kind=kind, max_length=length))
-        spec = prepare_model(of_model.model, progress)
-        found += [_cases(kind, batch, of_model, spec) for batch in config.swap.batches]
+        for length in lengths_of(config):
+            # Just enough positions: a longer buffer would cost memory and show nothing.
+            of_model = replace(config, model=replace(config.model, kind=kind, max_length=length))
+            spec = prepare_model(of_model.model, progress)
+            found += [_cases(kind, batch, length, of_model, spec) for batch in config.swap.batches]
     return found
 
 
-def _cases(kind: str, batch: int, config: Config, spec: ModelSpec) -> list[Case]:
+def lengths_of(config: Config) -> list[int]:
+    """Tokens of a request, prompt and answer together, of each measurement."""
+    workload = config.workload
+    return config.swap.lengths or [(workload.prompt_tokens or 0) + (workload.max_tokens or 0)]
+
+
+def _cases(kind: str, batch: int, length: int, config: Config, spec: ModelSpec) -> list[Case]:
     """All in devices that hold what B rows need without swapping, and for the same requests: two rounds of them."""
     memory_bytes = device_bytes(_plan(config, batch, Swapping.off, spec))
     num_requests = 2 * batch * config.strategy.num_in_flight
     config = replace(
         config,
         cluster=replace(config.cluster, device_memory_gb=(memory_bytes + 1) / _GB),
-        workload=replace(config.workload, num_requests=num_requests),
+        workload=replace(
+            config.workload, num_requests=num_requests, max_tokens=length - (config.workload.prompt_tokens or 0)
+        ),
     )
     requests = load(config.workload, codec=None, vocab_size=spec.vocab_size, avoid=spec.eos_token_ids)
     ways = ((RESIDENT, batch, Swapping.off), (EQUAL, batch, Swapping.on), (DOUBLE, 2 * batch, Swapping.on))
@@ -90,18 +101,22 @@ def _cases(kind: str, batch: int, config: Config, spec: ModelSpec) -> list[Case]
         Case(
             model=kind,
             batch=batch,
+            length=length,
             name=name,
             config=config,
             prepared=Prepared(plan=_plan(config, rows, swapping, spec), codec=None, requests=requests),
         )
         for name, rows, swapping in ways
+        if name != EQUAL or config.swap.lengths is None
     ]
 
 
 def _plan(config: Config, rows: int, swapping: Swapping, spec: ModelSpec) -> Plan:
     microbatch = replace(config.strategy.microbatch, prompt=rows, token=rows, prompt_tokens=None)
     strategy = replace(config.strategy, microbatch=microbatch, swapping=swapping)
-    return place(declared(replace(config, strategy=strategy)), spec, epoch=_FIRST_EPOCH)
+    bus_bytes_per_s = None if config.swap.bus_gbps is None else config.swap.bus_gbps * BYTES_PER_GIGABIT
+    one = replace(declared(replace(config, strategy=strategy)), bus_bytes_per_s=bus_bytes_per_s)
+    return place(one, spec, epoch=_FIRST_EPOCH)
 
 
 def device_bytes(plan: Plan) -> int:
@@ -148,17 +163,18 @@ def _run(
     turn: int,
 ) -> SwapRun:
     swaps = [one.swap for one in counters.values()]
-    steps_s = [[span.duration_s for span in own if span.name == "step"] for own in spans.values()]
     return SwapRun(
         model=case.model,
         batch=case.batch,
+        length=case.length,
         case=case.name,
         rows=case.rows,
         round_index=round_index,
         turn=turn,
         wall_s=wall_s,
         tokens_per_s=sum(request.max_tokens for request in case.prepared.requests) / wall_s,
-        step_s=max((median(own) for own in steps_s if own), default=0.0),
+        prompt_s=_slowest_s(spans, "prompt"),
+        step_s=_slowest_s(spans, "step"),
         steps=sum(one.steps for one in counters.values()),
         bytes_in=sum(one.bytes_in for one in swaps),
         bytes_out=sum(one.bytes_out for one in swaps),
@@ -166,6 +182,12 @@ def _run(
         waits=sum(one.waits for one in swaps),
         wait_s=sum(one.wait_s for one in swaps),
     )
+
+
+def _slowest_s(spans: Mapping[str, Sequence[Span]], name: str) -> float:
+    """The median pass of that kind, at the stage where it takes longest."""
+    by_stage = [[span.duration_s for span in own if span.name == name] for own in spans.values()]
+    return max((median(own) for own in by_stage if own), default=0.0)
 
 
 def check_same(case: Case, expected: Answers, got: Answers, requests: Sequence[Request]) -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 import torch
 
 from dejavu.clock import SystemClock
+from dejavu.control.changing import changed_plan
 from dejavu.control.holdings import HeldRow
 from dejavu.control.journal import RestoreReceipt
+from dejavu.control.memory import Limits
 from dejavu.control.placement import Declared, place
 from dejavu.control.plan import Plan
 from dejavu.engine import messages as m
@@ -104,6 +106,15 @@ class LocalCluster:
     def fail(self, *names: str) -> None:
         """The workers' transports are aborted and their threads end; the operator replaces them. Any thread."""
         self._operator.fail(names)
+
+    def change(self, **wanted: object) -> None:
+        """The declared strategy changes: ``in_flight=4``, ``microbatch_token=8``. Any thread."""
+        keys = {f"strategy.{key.replace('microbatch_', 'microbatch.')}": value for key, value in wanted.items()}
+
+        def answered(plan: Plan) -> Plan:
+            return changed_plan(plan, keys, revision=plan.revision + 1, may_grow=True, limits=Limits())
+
+        self._operator.change(answered)
 
     def at_step(self, microbatch: int, step: int, act: Callable[[], None]) -> None:
         """``act`` is called, once, on the controller's thread, when the step's tokens have come."""

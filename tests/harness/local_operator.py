@@ -45,6 +45,7 @@ class Operator:
         self._kv_folder = kv_folder
         self._dead: dict[WorkerName, Worker] = {}
         self._unrepaired: set[WorkerName] = set()
+        self._wanted: list[Callable[[Plan], Plan]] = []
         self._is_stopped = False
         self.thread = threading.Thread(target=self._run, name="operator", daemon=True)
 
@@ -77,6 +78,12 @@ class Operator:
             self._unrepaired.add(worker.name)
             self.board.changed.notify_all()
 
+    def change(self, wanted: Callable[[Plan], Plan]) -> None:
+        """The plan becomes another one, with nobody dead. Any thread."""
+        with self.board.changed:
+            self._wanted.append(wanted)
+            self.board.changed.notify_all()
+
     def stop(self) -> None:
         """No worker is replaced any more, and every thread has ended."""
         with self.board.changed:
@@ -101,7 +108,7 @@ class Operator:
 
     def _run(self) -> None:
         try:
-            while self._wait(lambda: bool(self._unrepaired)):
+            while self._wait(lambda: bool(self._unrepaired or self._wanted)):
                 self._repair()
         except BaseException as error:  # A thread that ends unseen would look like a hang.
             self.problem = error
@@ -113,8 +120,12 @@ class Operator:
             with self.board.changed:
                 dead = {name: self.workers[name] for name in sorted(self._unrepaired)}
                 self._unrepaired.clear()
+                wanted, self._wanted = self._wanted, []
             incarnations = {name: worker.node.incarnation for name, worker in dead.items()}
-            self.plan = self.policy(self.plan, incarnations)
+            for change in wanted:
+                self.plan = change(self.plan)
+            if dead:
+                self.plan = self.policy(self.plan, incarnations)
             self.ghosts += dead.values()
             self.controller.plan = self.plan
             with self.board.changed:
@@ -122,8 +133,8 @@ class Operator:
                 for name in dead:
                     del self.workers[name], self.board.members[name]
             self.controller.mailbox.post(ClusterFenced(plan=self.plan))
-            for name in dead:
-                if name in (*self.plan.workers, *self.plan.standby):
+            for name in (*self.plan.workers, *self.plan.standby):
+                if name not in self.workers:
                     self._start(name)
             self._look_up()
             addresses = self._wait_serving(self.plan)

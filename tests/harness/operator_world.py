@@ -10,8 +10,8 @@ from dejavu.control.journal import Cause, RepairJournal, RestoreReceipt
 from dejavu.control.member import Member, MemberState, encode_json
 from dejavu.control.plan import Plan
 from dejavu.ids import IncarnationId, WorkerName
-from operators import placement, recovery
-from operators.actions import Action, KillWorker, PutPlan, StartWorker
+from operators import changes, placement, recovery
+from operators.actions import Action, KillWorker, PutPlan, PutSpec, StartWorker
 from operators.observation import Moment, Observed, ProcessExit
 from operators.repair_state import RepairState, Rules
 
@@ -22,9 +22,10 @@ RECEIPT = RestoreReceipt(restored_s=1.0, resumed_s=2.0)
 class World:
     """Members, processes and a store; ``look`` is one pass that also carries out what it decided."""
 
-    def __init__(self, plan: Plan, *, may_grow: bool = True, serve: bool = True) -> None:
+    def __init__(self, plan: Plan, *, may_grow: bool = True, serve: bool = True, spec: bytes = b"spec") -> None:
         self.rules = Rules(may_grow=may_grow, confirm_s=6.5, patience_s=20.0, start_timeout_s=30.0)
-        self.state = RepairState(plan=plan)
+        self.state = RepairState(plan=plan, spec=spec)
+        self.spec = spec
         self.now_s = 0.0
         self.members: dict[WorkerName, Member] = {}
         self.plan: bytes | None = None
@@ -90,7 +91,7 @@ class World:
         observed = Observed(
             members=dict(self.members) if self.is_readable else None,
             plan=self.plan if self.is_readable else None,
-            spec=b"spec",
+            spec=self.spec,
             running=frozenset(self.running),
             exits=tuple(self.exits),
             pids=dict(self.pids),
@@ -99,7 +100,8 @@ class World:
         )
         now = Moment(monotonic_s=self.now_s, wall_s=WALL_S + self.now_s)
         self.state, actions = recovery.step(self.state, observed, now, self.rules)
-        for action in (*placement.decide(b"spec", self.state.newest, observed), *actions):
+        self.state, asked = changes.step(self.state, observed, now, self.rules)
+        for action in (*placement.decide(self.state.spec, self.state.newest, observed), *actions, *asked):
             self._carry_out(action)
         self.done += actions
         return actions
@@ -114,8 +116,13 @@ class World:
         self.looks(num_looks)
         self.serve()
         self.look()
-        self.state = recovery.resumed(self.state, self.state.plan.epoch, RECEIPT)
+        self.resume()
         return self.state.journals[-1]
+
+    def resume(self) -> None:
+        """The controller's rows go on in the plan in force."""
+        epoch = self.state.plan.epoch
+        self.state = changes.resumed(recovery.resumed(self.state, epoch, RECEIPT), epoch, RECEIPT)
 
     def all_of(self, kind: type[Action]) -> list[Action]:
         """What was decided of that kind since the cluster served."""
@@ -126,6 +133,8 @@ class World:
             case PutPlan() if self.takes_plans:
                 assert action.previous == self.plan
                 self.plan = encode_json(action.plan)
+            case PutSpec():
+                self.spec = self.state.spec
             case StartWorker():
                 assert action.name not in self.running
                 self.running.add(action.name)

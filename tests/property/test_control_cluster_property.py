@@ -126,6 +126,8 @@ def check_at_rest(cluster: SimulatedCluster) -> None:
     assert cluster.ring.num_live == 0
     assert cluster.ring.num_pending == 0
     assert not cluster.ring._ready, "readiness of rows that are gone is kept for ever"
-    assert cluster.controller._ledger.admission.num_waiting == 0
-    assert cluster.controller._ledger.admission.num_rows_taken == 0
+    ledger = cluster.controller._ledger
+    assert (ledger.num_open, ledger.admission.num_waiting, ledger.admission.num_rows_taken) == (0, 0, 0)
+    kept = (ledger.rows, ledger._given_back, ledger._leaving, ledger.admission._known, ledger.admission._queue._alone)
+    assert not any(kept), "something of requests that have ended is kept for ever"
     assert all(row.is_gone for row in cluster.rows.values())

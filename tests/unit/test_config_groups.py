@@ -25,6 +25,7 @@ GROUPS = (
     "fault",
     "profile",
     "bench",
+    "apply",
     "experiment",
 )
 NEEDS = {
@@ -40,8 +41,10 @@ NEEDS = {
     "model=shape": [
         f"model.shape.{key}=8" for key in ("num_layers", "hidden_size", "num_heads", "feed_forward_size", "vocab_size")
     ],
+    "workflow=apply": ["store=external", "store.endpoints=[localhost:2379]", "strategy.in_flight=4"],
     "workflow=status": ["store=external", "store.endpoints=[localhost:2379]"],
     "workflow=recovery": ["experiment=fig14"],
+    "workflow=rates": ["experiment=fig12"],
     "store=external": ["store.endpoints=[localhost:2379]"],
 }
 CONF = Path(__file__).parents[2] / "conf"
@@ -55,7 +58,7 @@ def hydra() -> Iterator[Composer]:
 
 
 def composed(hydra: Composer, *overrides: str) -> Config:
-    return load(declaration(hydra.compose(overrides)), Path("/start"))
+    return load(declaration(hydra.compose(overrides)), Path("/start"), overrides)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

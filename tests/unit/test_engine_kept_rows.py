@@ -25,6 +25,7 @@ from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.replica import ReplicaStore
 from dejavu.kv.stream_account import StreamerCounters
+from dejavu.kv.swapper import SwapCounters
 
 from harness.plans import colocated_plan
 
@@ -274,7 +275,8 @@ def test_pools_of_both_cuts_are_sources_until_they_are_forgotten() -> None:
 
 def test_what_ended_epochs_have_counted_stays_counted() -> None:
     kept = new_kept(VirtualClock())
-    kept.totals.end_epoch([StreamerCounters(jobs=1)], [], {"accepted": 2})
-    kept.totals.end_epoch([], [StreamerCounters(jobs=3)], {"accepted": 1, "stale": 1})
+    kept.totals.end_epoch([StreamerCounters(jobs=1)], [], {"accepted": 2}, SwapCounters(steps=3))
+    kept.totals.end_epoch([], [StreamerCounters(jobs=3)], {"accepted": 1, "stale": 1}, SwapCounters(steps=1, waits=1))
     assert (len(kept.totals.handoffs), len(kept.totals.copiers)) == (1, 1)
     assert kept.totals.kv == {"accepted": 3, "stale": 1}
+    assert kept.totals.swap == SwapCounters(steps=4, waits=1)

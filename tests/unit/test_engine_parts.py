@@ -26,6 +26,7 @@ from dejavu.kv.inbox import KvInbox
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import Holding
+from dejavu.kv.swapper import SwapCounters
 from dejavu.report.spans import SpanRecorder
 from dejavu.store.entry import Entry
 from dejavu.store.keys import Keys
@@ -101,10 +102,19 @@ def test_the_meter_counts_work_and_ignores_waits_before_the_first() -> None:
     place = split_plan().place_of(WorkerName("w0"))
     assert place is not None
     counters = meter.counters(
-        "w0", place, handoffs=(), copiers=(), are_replicas=False, kv={}, weight_bytes=1, pool_bytes=2
+        "w0",
+        place,
+        handoffs=(),
+        copiers=(),
+        are_replicas=False,
+        kv={},
+        weight_bytes=1,
+        pool_bytes=2,
+        swap=SwapCounters(bytes_in=3, waits=1),
     )
     assert (counters.compute_s, counters.window_s, counters.steps, counters.prompts) == (2.0, 4.0, 1, 1)
     assert counters.busy_share == 0.5
+    assert (counters.swap.bytes_in, counters.swap.waits) == (3, 1)
     assert [span.name for span in recorder.snapshot()] == ["prompt", "wait", "step"]
     assert peak_rss_bytes() > 2**20
 

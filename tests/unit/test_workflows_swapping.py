@@ -13,22 +13,38 @@ from dejavu.ids import RequestId
 from dejavu.report.figure_style import Caption
 from dejavu.report.progress import SilentProgress
 from dejavu.report.swap_figure import draw_swaps
+from dejavu.report.swap_lengths import draw_lengths
 from dejavu.report.swap_runs import CASES, DOUBLE, EQUAL, RESIDENT, SwapRun, summarise_swaps, swap_rows
 from dejavu.workflows.swapping import compare, write_rounds
 from dejavu.workflows.swapping_case import device_bytes, prepare_cases
+from dejavu.workflows.swapping_lengths import points_of, stops_of
 
 from harness.cluster_kit import configured
 
 FIG13 = ("experiment=fig13", "swap.models=[tiny-opt]", "swap.batches=[2,4]")
 
 
-def run(case: str, tokens_per_s: float, *, round_index: int = 0, batch: int = 2) -> SwapRun:
+def run(case: str, tokens_per_s: float, *, round_index: int = 0, batch: int = 2, length: int = 96) -> SwapRun:
     swapped = case != RESIDENT
     return SwapRun(
-        model="tiny-opt", batch=batch, case=case, rows=batch * (2 if case == DOUBLE else 1), round_index=round_index,
-        turn=0, wall_s=10.0, tokens_per_s=tokens_per_s, step_s=0.1, steps=4, bytes_in=8 * swapped,
-        bytes_out=4 * swapped, unused_bytes=0, waits=0, wait_s=2.0 * swapped,
-    )  # fmt: skip
+        model="tiny-opt",
+        batch=batch,
+        length=length,
+        case=case,
+        rows=batch * (2 if case == DOUBLE else 1),
+        round_index=round_index,
+        turn=0,
+        wall_s=10.0,
+        tokens_per_s=tokens_per_s,
+        prompt_s=0.2,
+        step_s=0.1,
+        steps=4,
+        bytes_in=8 * swapped,
+        bytes_out=4 * swapped,
+        unused_bytes=0,
+        waits=0,
+        wait_s=2.0 * swapped,
+    )
 
 
 RUNS = [
@@ -51,7 +67,7 @@ def test_every_run_is_a_line_as_soon_as_it_is_over_and_the_figure_is_a_picture(t
         write_rounds(tmp_path / "rounds.csv", RUNS[: number + 1])
     lines = (tmp_path / "rounds.csv").read_text().splitlines()
     assert len(lines) == 1 + len(RUNS)
-    assert lines[0].startswith("model,batch,case,rows,round,turn,wall_s,tokens_per_s")
+    assert lines[0].startswith("model,batch,length,case,rows,round,turn,wall_s,tokens_per_s")
     draw_swaps(
         tmp_path / "figure.png", summarise_swaps(RUNS, 2), Caption(title="a title", subtitle="below", source="here")
     )
@@ -69,12 +85,34 @@ def test_twice_the_rows_fit_the_same_device_only_when_they_are_swapped() -> None
         assert len({id(case.prepared.requests) for case in cases}) == 1
 
 
+def test_measured_gains_stand_beside_the_rules_and_stop_where_they_fall_to_one(tmp_path: Path) -> None:
+    config = configured(*FIG13, "swap.lengths=[100,200,300]", "swap.bus_gbps=8", "workload.prompt_tokens=20")
+    gains = {100: 1.5, 200: 1.1, 300: 0.9}
+    runs = [
+        run(case, 100.0 * (gain if case == DOUBLE else 1.0), length=length)
+        for length, gain in gains.items()
+        for case in (RESIDENT, DOUBLE)
+    ]
+    # A token of 2 rows crosses the bus of 1e9 bytes/s in 0.4 ms: a step of 100 ms hides 250 of them.
+    points = points_of(config, summarise_swaps(runs, 2), {"tiny-opt": 200_000})
+    assert [one.gain for one in points] == pytest.approx([1.5, 1.1, 0.9])
+    assert points[0].rule_gain == pytest.approx((0.4 + 2 * 80 * 0.1) / (0.4 + 81 * 0.1))
+    assert points[0].full_rule_gain < points[0].rule_gain * 1.05
+    assert points[2].full_rule_gain < 1.3 < points[2].rule_gain
+    stops = stops_of(points)["tiny-opt", 2]
+    assert stops.measured == pytest.approx(250.0)
+    assert stops.rule is None
+    caption = Caption(title="a title", subtitle="below", source="here")
+    draw_lengths(tmp_path / "figure.png", points, {("tiny-opt", 2): stops}, caption)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_token_that_swapping_changed_is_an_error_that_names_case_and_request() -> None:
     (cases, *_) = prepare_cases(configured(*FIG13), SilentProgress())
     right = {request.id: (1, 2) for request in cases[0].prepared.requests}
     compare(cases, dict.fromkeys(CASES, right))
     wrong = {**right, RequestId("synthetic-3"): (1, 3)}
-    with pytest.raises(DejavuError, match="tiny-opt-2-B-swapped: the tokens of request synthetic-3 differ"):
+    with pytest.raises(DejavuError, match="tiny-opt-2x128-B-swapped: the tokens of request synthetic-3 differ"):
         compare(cases, {RESIDENT: right, EQUAL: wrong, DOUBLE: right})
 
 
@@ -89,7 +127,10 @@ def test_a_token_that_swapping_changed_is_an_error_that_names_case_and_request()
         ("strategy.swapping=on", "sets it for each case"),
         ("strategy.scheduling=row", "needs strategy=colocated strategy.scheduling=microbatch"),
         ("cluster.device_memory_gb=1", "which sets what a batch B needs"),
-        ("workload=chat", "needs workload=synthetic"),
+        ("workload.median_tokens=4", "needs workload=synthetic with equal answers"),
+        ("swap.lengths=[64]", "each must be at least 66 tokens"),
+        ("swap.lengths=[128]", "swap.lengths needs swap.bus_gbps"),
+        ("swap.bus_gbps=0", "swap.bus_gbps"),
         ("workflow=generate", "swap is for workflow=swapping"),
     ],
 )
