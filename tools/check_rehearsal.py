@@ -56,7 +56,7 @@ CASES: Mapping[str, Sequence[str]] = {
     "split-2+6": ("strategy.split.prompt=2", "strategy.split.token=6", "strategy.in_flight=8", "model.time_scale=8"),
     "split-3+5": ("strategy.split.prompt=3", "strategy.split.token=5", "strategy.in_flight=8", "model.time_scale=8"),
 }
-"""Time scales that make a step of a stage 60 ms or more: of 30 ms, what a hop takes on two busy cores is 5 % and more."""
+"""Time scales that make a step of a stage 60 ms or more: of 30 ms, a hop takes 5 % and more on two busy cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Compared:
     with_hops_s: float
     """Simulated with the pause between stages that the rehearsal had."""
     hop_s: float
-    """The median of that pause: from the end of a step on a stage until the next one began it, where that was idle."""
+    """Of those pauses the median: from the end of a step on a stage until the next one, if idle, began it."""
     step_s: float
     """The median of a step on a stage."""
     late_share: float
@@ -155,17 +155,30 @@ def simulated(config: Config, hop_s: float = 0.0) -> SimulationResult:
 
 
 def hop_of(spans: Mapping[str, Sequence[Span]]) -> float:
-    """Seconds; 0 where no stage waited for the one before it."""
-    ends: dict[tuple[object, object], list[Span]] = {}
+    """Seconds; 0 where no stage ever waited for the one before it."""
+    passes: dict[tuple[object, object], list[_Step]] = {}
     for listed in spans.values():
-        for span in listed:
+        free_s = 0.0
+        for span in sorted((one for one in listed if one.category == "compute"), key=lambda one: one.start_s):
             if span.name == "step":
-                ends.setdefault((span.args["microbatch"], span.args["step"]), []).append(span)
-    pauses: list[float] = []
-    for passes in ends.values():
-        ordered = sorted(passes, key=lambda span: span.start_s)
-        pauses += [later.start_s - earlier.end_s for earlier, later in pairwise(ordered)]
-    return max(0.0, statistics.median(pauses)) if pauses else 0.0
+                step = _Step(start_s=span.start_s, end_s=span.end_s, free_s=free_s)
+                passes.setdefault((span.args["microbatch"], span.args["step"]), []).append(step)
+            free_s = span.end_s
+    hops: list[float] = []
+    for steps in passes.values():
+        ordered = sorted(steps, key=lambda step: step.start_s)
+        hops += [later.start_s - before.end_s for before, later in pairwise(ordered) if later.free_s < before.end_s]
+    return max(0.0, statistics.median(hops)) if hops else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One stage's part of a step."""
+
+    start_s: float
+    end_s: float
+    free_s: float
+    """When the stage's pass before it had ended."""
 
 
 def line_of(one: Compared) -> str:

@@ -70,4 +70,8 @@ class Following:
             self._told.append(one)
             is_first, self._is_waking = not self._is_waking, True
         if is_first:
-            self._loop.call_soon_threadsafe(self._has_news.set)
+            try:
+                self._loop.call_soon_threadsafe(self._has_news.set)
+            except RuntimeError:
+                # The loop is closed, at the end of the server: nobody is there to hear.
+                pass

@@ -57,7 +57,9 @@ def check_planning(config: Config) -> None:
             f"workflow={config.workflow.name.value}\ntake a model with weights, such as model=smollm2-135m, "
             "or rehearse with model.compute=modelled"
         )
-    if config.model.is_shape and config.workload.kind is WorkloadKind.chat:
+    # A service takes its requests from outside.
+    is_serving = config.workflow.name is WorkflowName.serve
+    if config.model.is_shape and config.workload.kind is WorkloadKind.chat and not is_serving:
         raise ConfigError(
             f"workload=chat is text, and model={config.model.kind} is sizes without a tokenizer\n"
             "take lengths: workload=lmsys-like, workload=synthetic or workload=trace"

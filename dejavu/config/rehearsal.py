@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KV_SCALE = 1 / 64
 """OPT-66B with 32 rows of 2,048 positions, and a copy of each, then takes 4 GB."""
-RUNNING = ("generate", "recovery", "rates")
+RUNNING = ("generate", "recovery", "rates", "serve")
 """Workflows that can be rehearsed."""
 _STARTING_NOTHING = ("plan", "simulate")
 _MOST_SCALE = 1000.0
@@ -55,7 +55,7 @@ def _check_surroundings(config: Config) -> None:
         return
     if workflow not in RUNNING:
         raise ConfigError(
-            f"model.compute=modelled: is for {' and '.join(f'workflow={name}' for name in RUNNING)}, and the choice is "
+            f"model.compute=modelled: is for workflow={', '.join(RUNNING)}, and the choice is "
             f"{workflow}\nwhat a stage computes can only be measured where it computes"
         )
     if config.cluster.device.value != "cpu":

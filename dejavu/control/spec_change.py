@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 from dejavu.control.journal import RestoreReceipt
-from dejavu.errors import nearest
 from dejavu.ids import Epoch
 
 ChangePhase = Literal["form", "restore", "done", "refused", "failed"]
@@ -74,7 +73,7 @@ def why_fixed(key: str, live: Mapping[str, object]) -> str | None:
         reason = _FIXED.get(".".join(parts[:length]))
         if reason is not None:
             return reason
-    return f"is no key of a cluster's declared state; {nearest(key, live)}"
+    return "it is no part of a cluster's declared state"
 
 
 _LAYERS = "who computes which layers is decided at the start, and by repairs"

@@ -12,10 +12,12 @@ from dejavu.control.journal import RepairJournal
 from dejavu.control.member import Member
 from dejavu.control.plan import Pipeline, Plan
 from dejavu.control.receipts import receipts
+from dejavu.control.spec_change import SpecChange
 from dejavu.report.cluster_status import (
     ABSENT,
     DEAD,
     JOINING,
+    ChangeStatus,
     ClusterStatus,
     ConditionStatus,
     ControllerStatus,
@@ -47,6 +49,8 @@ def standing(keys: Keys, values: Mapping[str, bytes]) -> ClusterStatus:
         others=tuple(_worker(name, members, plan) for name in sorted(members) if name not in named),
         num_fenced=0 if plan is None else len(plan.fenced),
         repairs=tuple(receipts(_journals(keys, reader))),
+        revision=None if plan is None else plan.revision,
+        changes=_changes(keys, reader),
         unreadable=reader.unreadable,
     )
 
@@ -99,13 +103,35 @@ def _journals(keys: Keys, reader: _Reader) -> list[RepairJournal]:
     return [journal for journal in journals if journal is not None]
 
 
+def _changes(keys: Keys, reader: _Reader) -> tuple[ChangeStatus, ...]:
+    numbered = sorted((number, key) for key in reader.values if (number := keys.change_of(key)) is not None)
+    changes = [reader.read(key, SpecChange) for _, key in numbered]
+    return tuple(
+        ChangeStatus(
+            revision=change.revision,
+            what=change.text,
+            phase=change.phase,
+            asked_s=change.asked_s,
+            epoch=change.epoch,
+            reason=change.reason,
+        )
+        for change in changes
+        if change is not None
+    )
+
+
 def _copied(keys: Keys, plan: Plan, reader: _Reader) -> dict[int, dict[str, int]]:
     """By stage of the pipeline that makes tokens: what the store says of its copies."""
     pipeline = plan.token_pipeline
     acks = {
         stage.index: reader.read(keys.acks(pipeline.kind, stage.index), dict[str, int]) for stage in pipeline.stages
     }
-    return {index: steps for index, steps in acks.items() if steps}
+    # A microbatch may have been given up by a change of the declared state.
+    present = {str(index) for index in range(pipeline.in_flight)}
+    kept = {
+        index: {key: step for key, step in (steps or {}).items() if key in present} for index, steps in acks.items()
+    }
+    return {index: steps for index, steps in kept.items() if steps}
 
 
 def _pipelines(

@@ -65,6 +65,21 @@ class ControllerStatus(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
+class ChangeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the declared state while the cluster ran. ``asked_s`` is wall-clock time."""
+
+    revision: int
+    what: str
+    """Keys with their values before and after."""
+    phase: str
+    """``form``, ``restore``, ``done``, ``refused`` or ``failed``."""
+    asked_s: float
+    epoch: int | None = None
+    """Of the plan that answers it."""
+    reason: str | None = None
+    """Why it was refused, or has failed."""
+
+
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole of ``status.json``; what is not in the store is None or empty."""
 
@@ -83,6 +98,10 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_fenced: int = 0
     """Incarnations that were declared dead."""
     repairs: tuple[RepairReceipt, ...] = ()
+    """Oldest first; the store keeps the last ones."""
+    revision: int | None = None
+    """Of the declared state that the plan answers."""
+    changes: tuple[ChangeStatus, ...] = ()
     """Oldest first; the store keeps the last ones."""
     unreadable: dict[str, str] = {}
     """Keys whose values are none of ours, and why."""

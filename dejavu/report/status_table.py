@@ -113,5 +113,10 @@ def _foot(status: ClusterStatus) -> Iterator[tuple[str, Text]]:
     for receipt in status.repairs:
         style = "bold red" if receipt["problem"] else "yellow"
         yield f"repair {receipt['number']}", Text(printable(repair_line(receipt)), style=style)
+    for change in status.changes:
+        where = "" if change.epoch is None else f", epoch {change.epoch}"
+        why = "" if change.reason is None else f": {change.reason}"
+        style = "bold red" if change.phase in ("refused", "failed") else "yellow"
+        yield f"change {change.revision}", Text(printable(f"{change.what}: {change.phase}{where}{why}"), style=style)
     for key, reason in status.unreadable.items():
         yield key, Text(printable(f"cannot be read: {reason}"), style="bold red")

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _SHORTEST_WAIT_S = 0.0005
+_MOST_EVENTS = 256
+"""Taken in a row before arrivals are looked at again, however fast more come."""
 
 
 class Controller:
@@ -138,9 +140,13 @@ class Controller:
 
     def _take_events(self, wait_s: float) -> None:
         event = self._links.mailbox.take(wait_s)
-        while event is not None:
+        for _ in range(_MOST_EVENTS):
+            if event is None:
+                return
             self._handle(event)
             event = self._links.mailbox.take(0.0)
+        if event is not None:
+            self._handle(event)
 
     def _handle(self, event: Event) -> None:
         match event:

@@ -1,21 +1,25 @@
-"""A thousand short requests, 64 at a time: no error, and no more handles or memory at the end than on the way."""
+"""A thousand short requests, 64 at a time, and a hundred clients that hang up: no error, and nothing is kept."""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from harness.launched import own_store
+from harness.launched import eventually, own_store
 from harness.served import Served, chatty_model, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.grid]
 
-NUM_WARM, NUM_REQUESTS, CONCURRENCY = 300, 1000, 64
+NUM_WARM, NUM_REQUESTS, NUM_HANG_UPS, CONCURRENCY = 300, 1000, 100, 64
 MOST_GROWTH_BYTES = 24 * 2**20
 """Of one process; spans are kept for the timeline, some hundred bytes a pass."""
+WORKERS = ["strategy=colocated", "strategy.stages=2", "strategy.replication=1"]
+"""Two workers. (A prompt worker of its own keeps what it sent last, up to a bound that is beyond this test.)"""
 
 
 def processes_of(service: Served) -> dict[str, int]:
@@ -49,8 +53,25 @@ def ask(service: Served, numbers: Sequence[int]) -> None:
         assert list(pool.map(one, numbers)) == [4 + number % 9 for number in numbers]
 
 
+def num_rows(service: Served) -> int:
+    """Rows that are taken, and rows whose KV a stage has."""
+    state = service.get("/state")[1]
+    stages = [stage for pipeline in state["pipelines"] for stage in pipeline["stages"]]
+    return state["rows_taken"] + sum(sum(stage["rows"].values()) for stage in stages)
+
+
+def hang_up(service: Served, after: int) -> None:
+    """A stream that its client leaves after so many chunks."""
+    stream = service.client.completions.create(
+        model="chatty", prompt="never mind", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+    )
+    for _ in range(after):
+        next(stream)
+    stream.close()
+
+
 def test_a_thousand_requests_leave_handles_and_memory_as_they_were(tmp_path: Path) -> None:
-    overrides = ["model=local", f"model.path={chatty_model(tmp_path)}", "serve.max_queue=100"]
+    overrides = ["model=local", f"model.path={chatty_model(tmp_path)}", "serve.max_queue=200", *WORKERS]
     with own_store(tmp_path) as store, served(tmp_path, store, *overrides) as service:
         ask(service, range(NUM_WARM))
         pids = processes_of(service)
@@ -62,3 +83,24 @@ def test_a_thousand_requests_leave_handles_and_memory_as_they_were(tmp_path: Pat
             assert num_handles(pid) <= handles[name] + CONCURRENCY, name
             assert resident_bytes(pid) <= memory[name] + MOST_GROWTH_BYTES, name
         assert service.end() == 0
+    metrics = json.loads((service.run.folder / "metrics.json").read_text())
+    assert metrics["requests"]["by_reason"] == {"length": NUM_WARM + NUM_REQUESTS}
+
+
+def test_a_hundred_clients_that_hang_up_leave_every_row_free_and_the_others_their_answers(tmp_path: Path) -> None:
+    """Field report B10."""
+    chooser = random.Random(1)
+    overrides = ["model=local", f"model.path={chatty_model(tmp_path)}", "serve.max_queue=200", *WORKERS]
+    with own_store(tmp_path) as store, served(tmp_path, store, *overrides) as service:
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            gone = [pool.submit(hang_up, service, chooser.choice([0, 0, 1, 2, 5, 20])) for _ in range(NUM_HANG_UPS)]
+            ask(service, range(100))
+            for one in gone:
+                one.result()
+        eventually(lambda: num_rows(service) == 0, "every row is free, at the controller and on every stage")
+        assert service.end() == 0
+    metrics = json.loads((service.run.folder / "metrics.json").read_text())
+    by_reason = metrics["requests"]["by_reason"]
+    assert by_reason["length"] == 100
+    assert by_reason["abort"] > NUM_HANG_UPS / 2
+    assert set(by_reason) == {"length", "abort"}

@@ -14,8 +14,12 @@ from typing import Any
 import openai
 import pytest
 
+from dejavu.config import Config, StoreConfig, StoreKind
+from dejavu.config.declared import put_at
+from dejavu.errors import ConfigError
 from dejavu.models.reference import generate_batch, load_reference
 from dejavu.models.tokenizer import TextCodec
+from dejavu.workflows import apply
 
 from harness.launched import eventually, own_store
 from harness.processes import our_processes, wait_gone
@@ -161,7 +165,7 @@ def test_a_worker_that_dies_during_a_stream_costs_a_pause_and_readiness_tells_of
         try:
             stream = streamed(service, "dying", 150)
             text = "".join(next(stream) for _ in range(5))
-            service.kill("w1")
+            service.strike("w1")
             text += "".join(stream)
         finally:
             is_over.set()
@@ -189,6 +193,30 @@ def test_clients_that_hang_up_at_random_cost_the_others_nothing(service: Served,
         for one in gone:
             one.result(PATIENCE_S)
     assert set(texts) == {right.text("others", 20)}
+
+
+def test_the_declared_state_changes_while_streams_run_and_what_cannot_is_refused(
+    service: Served, right: Right, tmp_path: Path
+) -> None:
+    def wish(**values: object) -> Config:
+        config = Config(store=StoreConfig(kind=StoreKind.external, endpoints=list(service.run.store.endpoints)))
+        config.cluster.name = service.run.keys.cluster
+        for key, value in values.items():
+            put_at(config, f"strategy.{key.replace('microbatch_', 'microbatch.')}", value)
+        config.apply.given = [f"strategy.{key.replace('microbatch_', 'microbatch.')}" for key in values]
+        return config
+
+    with ThreadPoolExecutor(12) as pool:
+        texts = [pool.submit(lambda: "".join(streamed(service, "moving", 120))) for _ in range(12)]
+        for change in ({"in_flight": 1, "microbatch_token": 2}, {"in_flight": 4, "microbatch_token": 3}):
+            apply.run(wish(**change), tmp_path)
+            told = json.loads((tmp_path / "change.json").read_text())
+            assert (told["phase"], told["differences"]["strategy.in_flight"][1]) == ("done", change["in_flight"])
+        with pytest.raises(ConfigError, match=r"strategy.replication=2: must be from 0 to 1"):
+            apply.run(wish(replication=2), tmp_path)
+        with pytest.raises(ConfigError, match=r"strategy.stages: cannot change while the cluster runs"):
+            apply.run(wish(stages=1), tmp_path)
+        assert {text.result(PATIENCE_S) for text in texts} == {right.text("moving", 120)}
 
 
 def test_told_to_stop_it_ends_what_is_open_and_says_what_it_did(service: Served, right: Right) -> None:

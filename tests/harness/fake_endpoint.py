@@ -93,8 +93,8 @@ def fake_endpoint(endpoint: FakeEndpoint) -> Iterator[str]:
             self.end_headers()
             for event in endpoint.events(self.path, body):
                 data = f"data: {event}\n\n".encode()
-                # Cut in two, as a network may do it.
-                for part in (data[:9], data[9:]):
+                # Cut in two, as a network may do it; an empty part would end the answer.
+                for part in (data[:5], data[5:]):
                     self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
             self.wfile.write(b"0\r\n\r\n")
 

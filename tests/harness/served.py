@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import shutil
 import signal
 import ssl
@@ -32,7 +33,7 @@ def chatty_model(folder: Path) -> Path:
     """A tiny model whose tokenizer has a chat template."""
     made = folder / "chatty"
     if not made.exists():
-        shutil.copytree(make_tiny("llama", folder, context=CONTEXT), made)
+        shutil.copytree(make_tiny("llama", folder, num_layers=2, context=CONTEXT), made)
         config = json.loads((made / "tokenizer_config.json").read_text())
         (made / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
     return made
@@ -83,10 +84,10 @@ class Served:
         content, _, status = done.stdout.rpartition("\n")
         return int(status), content
 
-    def kill(self, worker: str) -> None:
-        """The worker's process has got a SIGKILL."""
+    def strike(self, worker: str, signum: signal.Signals = signal.SIGKILL) -> None:
+        """The worker's process has got the signal."""
         (member,) = (one for one in self.run.members().values() if one.name == worker)
-        subprocess.run(["kill", "-KILL", str(member.pid)], check=True)
+        os.kill(member.pid, signum)
 
     def end(self) -> int:
         """It was told to stop, and its exit status."""

@@ -90,6 +90,13 @@ def test_nothing_of_a_stop_string_is_given_out(server: EchoServer, is_stream: bo
         assert reply.json["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_stop_string_that_the_first_token_completes_leaves_no_text(server: EchoServer) -> None:
+    """Field report B04."""
+    (choice,) = server.complete("ABC", stop="A").json["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "stop")
+    assert text_of(server.complete("ABC", stop="A", stream=True)) == ""
+
+
 def test_what_was_held_back_for_a_stop_string_comes_at_the_end(server: EchoServer) -> None:
     assert text_of(server.complete("ABCDEF", max_tokens=5, stop="DEX", stream=True)) == "ABCDE"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from dejavu.control.admission import Admission, Assigned
-from dejavu.control.plan import Scheduling
+from dejavu.control.plan import Plan, Scheduling
 from dejavu.errors import InvalidTransition
 from dejavu.ids import RequestId, RowId
 from dejavu.request import Request
@@ -246,3 +247,43 @@ def test_a_request_whose_prompt_is_due_is_cancelled_with_its_row_and_its_group_g
     assert names(group) == ["a"]
     made.free(row_id)
     assert made.num_rows_taken == 1
+
+
+def reshaped_plan(in_flight: int, rows: int) -> Plan:
+    plan = split_plan(1, 2, prompt_rows=2, token_rows=rows)
+    pipelines = tuple(msgspec.structs.replace(one, in_flight=in_flight) for one in plan.pipelines)
+    return msgspec.structs.replace(plan, pipelines=pipelines)
+
+
+def test_a_smaller_shape_keeps_the_eldest_rows_and_the_others_wait_before_all_with_their_tokens_known() -> None:
+    made = admission("a", "b", "c", "d", "waiting", prompt_rows=2)
+    sent = (*made.next_prompt(), *made.next_prompt())
+    made.prompt_done(ids(sent[:2]), ids(sent[:2]))
+    given_up = made.reshape(reshaped_plan(1, 2), {row.row_id: 5 for row in sent})
+    assert given_up == tuple(ids(sent[2:]))
+    assert made.taken == tuple(ids(sent[:2]))
+    assert {made.assigned(row_id).slot.microbatch for row_id in made.taken if made.assigned(row_id)} == {0}  # type: ignore[union-attr]
+    made.interrupt({}, [])
+    assert made.next_prompt() == ()
+    for row_id in made.taken:
+        made.free(row_id)
+    again = made.next_prompt()
+    assert (names(again), [row.num_known for row in again]) == (["c", "d"], [5, 5])
+    assert not set(ids(again)) & set(given_up)
+
+
+def test_rows_that_were_never_sent_or_have_ended_have_no_place_in_a_new_shape() -> None:
+    made = admission("a", "b", "c", prompt_rows=1)
+    first, second = made.next_prompt(), made.next_prompt()
+    made.interrupt({second[0].row_id: 3}, [])
+    assert made.reshape(reshaped_plan(3, 1), {second[0].row_id: 3}) == (second[0].row_id,)
+    assert first[0].row_id not in made.taken
+    rows = made.next_prompt()
+    assert [(row.request.id, row.num_known) for row in rows] == [("b", 3), ("c", 0)]
+
+
+def test_the_same_shape_leaves_every_row_where_it_is() -> None:
+    made = admission("a", "b", prompt_rows=2)
+    rows = made.next_prompt()
+    assert made.reshape(reshaped_plan(2, 2), {row.row_id: 1 for row in rows}) == ()
+    assert [made.assigned(row.row_id) for row in rows] == list(rows)

@@ -66,7 +66,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FEW = ("fewer microbatches", "as many rows in other microbatches", "a split, more", "rows that are swapped")
+"""Those of the default run."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in FEW else [pytest.mark.grid]) for case in CASES]
+)
 def test_open_rows_move_to_the_new_microbatches_and_those_without_a_place_wait_with_their_tokens(
     llama: Oracle, case: str
 ) -> None:

@@ -132,6 +132,20 @@ def test_a_stage_that_dies_in_the_middle_of_a_swap_costs_no_token(
         assert len(cluster.receipts) == 1
 
 
+def test_a_bus_that_is_slower_than_the_steps_is_told_once_per_stage_and_changes_no_token(
+    llama: Oracle, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = equal_requests(6, 9, 24)
+    declared = swapping("colocated 1", scheduling="microbatch", bus_bytes_per_s=1e6)
+    with local_cluster(declared, llama.spec) as cluster:
+        assert tokens_of(cluster.serve(requests)) == llama.all_tokens(requests)
+        (swap,) = (one.swap for one in cluster.counters().values())
+    assert swap.waits > swap.steps / 2
+    told = [record.message for record in caplog.records if "swapping takes longer than computing" in record.message]
+    assert len(told) == 1
+    assert "of 64 steps waited for their KV" in told[0]
+
+
 class Background(CpuCopier):
     """As on a CUDA device, new cells go out beside the computation."""
 
@@ -163,6 +177,22 @@ def test_an_inspected_row_has_its_newest_cell_in_the_host_store(llama: Oracle) -
         plain = cluster.cells(0, 0, 8)
     assert torch.equal(seen[0], plain)
     assert bool((plain.abs() < 1e3).all())
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("kind", ["colocated 3", "split 1 + 2"])
+@pytest.mark.parametrize("worker", ["w0", "w1", "w2"])
+@pytest.mark.parametrize("step", [1, 2, 5, 8])
+@pytest.mark.parametrize("replication", [0, 1])
+def test_whoever_dies_at_whatever_step_the_tokens_are_right(
+    llama: Oracle, kind: str, worker: str, step: int, replication: int
+) -> None:
+    """Field report B20."""
+    requests = equal_requests(8, 9, 12)
+    with local_cluster(swapping(kind, replication=replication), llama.spec) as cluster:
+        cluster.at_step(1, step, lambda: cluster.fail(worker))
+        assert tokens_of(cluster.serve(requests)) == llama.all_tokens(requests)
+        assert len(cluster.receipts) == 1
 
 
 @pytest.mark.grid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
@@ -137,6 +138,44 @@ def test_a_copy_that_fails_ends_the_stage_with_the_reason(
     monkeypatch.setattr(swapper, "SlotCopies", Broken)
     with pytest.raises(Fatal, match="the bus is on fire"):
         swap().begin(0, [row(1, 7)], None)
+
+
+class Background(CpuCopier):
+    """As on a CUDA device, new cells go out beside the computation."""
+
+    gathers_at_once = False
+
+
+def test_a_place_is_given_to_another_row_only_when_the_old_ones_swap_out_has_ended(
+    swap: Callable[..., Swapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field report B07."""
+    happened: list[str] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(SlotCopies):
+        def make(self, copy: SlotCopy, after: Mark) -> int:
+            if copy.way == "out":
+                has_begun.set()
+                assert may_end.wait(5.0)
+                happened.append("old row written")
+            return super().make(copy, after)
+
+    monkeypatch.setattr(swapper, "SlotCopies", Slow)
+    swapping = swap(copier=Background())
+    swapping.begin(0, [row(1, 7)], None)
+    swapping.end(0, [row(1, 7)])
+    assert has_begun.wait(5.0)
+
+    def give_away() -> None:
+        swapping.settle(0, frozenset([0]))
+        happened.append("given away")
+
+    giving = threading.Thread(target=give_away)
+    giving.start()
+    may_end.set()
+    giving.join(5.0)
+    assert happened == ["old row written", "given away"]
 
 
 def test_the_speed_of_a_copy_can_be_measured() -> None:

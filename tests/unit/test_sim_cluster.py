@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from dejavu.planning.costs import GivenCosts
@@ -177,20 +179,35 @@ def test_early_stops_leave_bubbles_in_a_colocated_pipeline_and_none_in_a_token_p
     assert makespan(split, early) < 1.1 * makespan(split, even)
 
 
-def test_the_profile_is_asked_with_rows_and_lengths() -> None:
-    questions: list[tuple[str, int, float]] = []
+class Asking(GivenCosts):
+    """Remembers what it was asked."""
 
-    class Asking(GivenCosts):
-        def prompt_time_s(self, rows: int, tokens: float) -> float:
-            questions.append(("prompt", rows, tokens))
-            return 0.4
+    questions: ClassVar[list[tuple[str, int, float]]] = []
 
-        def step_time_s(self, rows: int, context: float) -> float:
-            questions.append(("step", rows, context))
-            return 0.04
+    def prompt_time_s(self, rows: int, tokens: float) -> float:
+        self.questions.append(("prompt", rows, tokens))
+        return 0.4
 
-    profile = Asking(rows=1, whole_prompt_time_s=0.0, whole_token_time_s=0.0)
+    def step_time_s(self, rows: int, context: float) -> float:
+        self.questions.append(("step", rows, context))
+        return 0.04
 
-    simulate(Setting(plan=sim_plan("colocated", rows=2), costs=profile), asked([3, 3], prompt=7))
 
-    assert set(questions) == {("prompt", 2, 7), ("step", 2, 1), ("step", 2, 7), ("step", 2, 8)}
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> Asking:
+    monkeypatch.setattr(Asking, "questions", [])
+    return Asking(rows=1, whole_prompt_time_s=0.0, whole_token_time_s=0.0)
+
+
+@pytest.mark.parametrize(("new", "rows"), [([3, 2, 3], 3), ([2, 3, 3], 2), ([2, 2, 3], 1)])
+def test_a_step_has_every_row_from_the_first_live_one_to_the_last(asking: Asking, new: list[int], rows: int) -> None:
+    simulate(Setting(plan=sim_plan("colocated", depth=1, rows=3), costs=asking), asked(new, prompt=7))
+
+    assert asking.questions[-1] in {("step", rows, 8), ("step", rows, 1)}
+    assert ("step", 3, 7) in asking.questions
+
+
+def test_the_profile_is_asked_with_rows_and_lengths(asking: Asking) -> None:
+    simulate(Setting(plan=sim_plan("colocated", rows=2), costs=asking), asked([3, 3], prompt=7))
+
+    assert set(asking.questions) == {("prompt", 2, 7), ("step", 2, 1), ("step", 2, 7), ("step", 2, 8)}

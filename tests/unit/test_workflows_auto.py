@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dejavu.config import Scheduling, StrategyMode
+from dejavu.config.strategy import Swapping
 from dejavu.errors import ConfigError, InfeasibleError
 from dejavu.planning.search import plan
 from dejavu.planning.sizing import plan_with_rows
@@ -56,6 +57,21 @@ def test_long_answers_are_left_in_one_pipeline(tmp_path: Path) -> None:
     assert config.strategy.mode is StrategyMode.colocated
     assert config.strategy.stages == 2
     assert config.strategy.scheduling is Scheduling.microbatch
+
+
+@pytest.mark.parametrize(("swapping", "rows"), [("off", 1), ("auto", 2)])
+def test_the_planner_swaps_where_it_may_and_twice_the_rows_fit_so(tmp_path: Path, swapping: str, rows: int) -> None:
+    overrides = (
+        "workload.max_tokens=60",
+        "cluster.num_machines=4",
+        "cluster.device_memory_gb=0.0006",
+        "cluster.pcie_gbps=1000",
+        "strategy.microbatch.token=8",
+        f"strategy.swapping={swapping}",
+    )
+    config, _ = decided(configured(*AUTO, *BALANCED, *overrides), tmp_path, SilentProgress())
+    assert config.strategy.microbatch.token == rows
+    assert config.strategy.swapping is (Swapping.off if swapping == "off" else Swapping.on)
 
 
 def test_a_strategy_that_is_declared_is_left_as_it_is(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_throughput_follows_the_offered_rate_until_it_is_full_and_latency_only_t
         (["rates.offered=[2,1]"], "the lowest first"),
         (["rates.offered=[0]"], "must be above 0"),
         (["strategy=colocated"], "needs strategy=disaggregated"),
+        (["strategy.swapping=on"], "compares without swapping"),
         (["workload.rate=3"], "rates.offered says how fast they come"),
         (["rates.live=true"], "simulate alone with rates.live=false"),
         (["workflow=simulate", "rates.offered=[1]"], "rates is for workflow=rates"),
