@@ -1,12 +1,13 @@
-"""A worker process: ``python -m dejavu.worker``, its spec as one JSON line on standard input.
+"""A worker process: ``python -m dejavu.worker``, its spec as one JSON line on standard input, or arguments.
 
 It registers, learns its role from the plan, builds its stage, links to its peers and serves: in one epoch after the
-other, until it is told to stop, declared dead, or its launcher is gone. Heavy imports come after the registration, so
-that a slow start is seen as a start. Further lines on standard input are faults that a test or a user injects.
+other, until it is told to stop, declared dead, or its launcher is gone (with arguments: its controller). Heavy imports
+come after the registration, so that a slow start is seen as a start. Further lines on standard input are faults.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import platform
@@ -25,12 +26,14 @@ from dejavu.control.plan import Place, Plan
 from dejavu.engine.cluster_view import ClusterView
 from dejavu.engine.gaps import in_the_gaps
 from dejavu.engine.injected import InjectedFaults
+from dejavu.engine.leader import LeaderWatch
 from dejavu.engine.lines import read_line
 from dejavu.engine.linking import STOPPED_EARLY, Linking, Superseded
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
 from dejavu.engine.peers import Peers
-from dejavu.engine.worker_spec import WorkerSpec, decode_worker_spec
-from dejavu.errors import DejavuError, Fatal
+from dejavu.engine.worker_arguments import await_spec, owned_spec
+from dejavu.engine.worker_spec import WorkerSpec
+from dejavu.errors import ConfigError, DejavuError, Fatal
 from dejavu.ids import Epoch, IncarnationId
 from dejavu.report.logs import WorkerLog
 from dejavu.store.keys import Keys
@@ -109,6 +112,10 @@ class WorkerProcess:
         self._transport.close(_CLOSE_TIMEOUT_S)
         logger.info("ended")
 
+    def follow_leader(self) -> None:
+        """The worker will be asked to stop when its controller leads no more: nobody else would."""
+        LeaderWatch(self._view, self.ask_to_stop, lease_ttl_s=self._spec.lease_ttl_s).start()
+
     def inject(self, line: bytes) -> None:
         """The fault in this line has been brought about, or logged as unreadable."""
         self._faults.obey(line)
@@ -122,7 +129,7 @@ class WorkerProcess:
         role = self._view.wait_for(self._find_role, "a plan for this worker", self._spec.start_timeout_s)
         if role.place is None and role.plan is not None and role.plan.epoch > _FIRST_EPOCH:
             # The next standby: others serve beside it.
-            in_the_gaps(_import_engine)
+            in_the_gaps(partial(importlib.import_module, "dejavu.engine.build"))
         from dejavu.engine.build import load_stage, load_whole, new_kept  # torch and transformers: seconds
 
         kept = new_kept(self._clock)
@@ -251,27 +258,24 @@ class WorkerProcess:
         )
 
 
-def _import_engine() -> None:
-    import dejavu.engine.build  # noqa: F401
-
-
 def main() -> int:
-    """The worker's exit status: 0 when told to stop, 1 when it could not go on."""
-    line = read_line()
-    if not line:
-        sys.stderr.write("a worker reads its spec as one JSON line on standard input; there was none\n")
-        return 1
-    spec = decode_worker_spec(line)
-    log = WorkerLog(spec.name)
-    log.attach(logging.StreamHandler(sys.stderr))
-    logging.getLogger().setLevel(spec.log_level)
+    """The worker's exit status: 0 when told to stop, 1 when it could not go on, 2 when its arguments are wrong."""
+    is_owned = len(sys.argv) == 1
     try:
+        spec = owned_spec(read_line()) if is_owned else await_spec(sys.argv[1:], os.environ, SystemClock())
+        log = WorkerLog(spec.name)
+        log.attach(logging.StreamHandler(sys.stderr))
+        logging.getLogger().setLevel(spec.log_level)
         worker = WorkerProcess(spec, log)
     except DejavuError as error:
-        logger.error("cannot start: %s", error)
-        return 1
-    signal.signal(signal.SIGTERM, lambda *_: worker.ask_to_stop())
-    threading.Thread(target=_stop_at_end_of_input, args=(worker,), name="launcher-watch", daemon=True).start()
+        sys.stderr.write(f"error: cannot start: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: worker.ask_to_stop())
+    if is_owned:
+        threading.Thread(target=_stop_at_end_of_input, args=(worker,), name="launcher-watch", daemon=True).start()
+    else:
+        worker.follow_leader()
     try:
         worker.run()
     except DejavuError as error:

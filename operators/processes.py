@@ -58,6 +58,9 @@ class Launcher(Protocol):
     def is_stopping(self) -> bool:
         """True when processes end because the run does."""
 
+    def expect_exits(self) -> None:
+        """From now on a process that ends is no failure."""
+
     def log_of(self, name: WorkerName) -> Path:
         """Where the worker logs."""
 

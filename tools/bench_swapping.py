@@ -1,7 +1,7 @@
 """What swapping costs and gives one stage: steps of B rows, of B rows swapped and of 2B rows swapped, in turn.
 
-One process, one stage with half of the model's layers, four microbatches in the order of the ring; no cluster. Wall time
-counts what the machine has to spare; processor time counts the copies, too, as on a machine without an idle core.
+One process, one stage with half of the model's layers, four microbatches in the order of the ring; no cluster. In wall
+time the copies may be hidden where a core is idle; processor time has them in any case.
 
     python tools/bench_swapping.py --model smollm2-135m --batches 1 2 4
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -36,6 +35,7 @@ from dejavu.report.progress import SilentProgress
 from dejavu.workflows.preparation import prepare_model
 
 _MICROBATCHES = 4
+_TOKEN = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,19 @@ class Bench:
                 swapper, self._table, slots, num_microbatches=_MICROBATCHES, microbatch_rows=rows, are_copied=False,
                 now=time.monotonic,
             )  # fmt: skip
-        self._compute = StageCompute(model, Place(pipeline=pipeline, stage=stage), pool=pool, step_pool=self.memory.pool)
+        place = Place(pipeline=pipeline, stage=stage)
+        self._compute = StageCompute(model, place, pool=pool, step_pool=self.memory.pool)
         self.reset()
 
     def reset(self) -> None:
         """Every row has its first positions and no more."""
         for microbatch in range(_MICROBATCHES):
             rows = [self._row_id(microbatch, index) for index in range(self._rows)]
-            self.memory.settle(self._table.begin([PromptRow(row_id, microbatch, index, self._tokens, None) for index, row_id in enumerate(rows)]))
+            self.memory.settle(
+                self._table.begin(
+                    [PromptRow(row_id, microbatch, index, self._tokens, None) for index, row_id in enumerate(rows)]
+                )
+            )
             for row_id in rows:
                 self._table.written(row_id, self._tokens)
 
@@ -84,7 +89,10 @@ class Bench:
         for step in range(num_steps):
             for microbatch in range(_MICROBATCHES):
                 position = self._tokens + step
-                rows = [StepRow(self._row_id(microbatch, index), index, position, 7, None) for index in range(self._rows)]
+                rows = [
+                    StepRow(self._row_id(microbatch, index), index, position, _TOKEN, None)
+                    for index in range(self._rows)
+                ]
                 first_row = self.memory.begin(microbatch, rows)
                 self._compute.step(first_row, rows, None)
                 self.memory.end(microbatch, rows)
@@ -117,9 +125,7 @@ def compare(spec: ModelSpec, batch: int, tokens: int, steps: int, rounds: int) -
     for bench in benches.values():
         bench.memory.close()
     for name in names:
-        gains = [
-            _gains(resident, own) for resident, own in zip(taken["B"], taken[name], strict=True)
-        ]
+        gains = [_gains(resident, own) for resident, own in zip(taken["B"], taken[name], strict=True)]
         swap = benches[name].memory.counters
         print(
             f"B={batch:<3} {name:11} {median(one.wall_s for one in taken[name]) * 1e3:8.2f} ms/token "
@@ -135,7 +141,6 @@ def _gains(resident: Taken, own: Taken) -> tuple[float, float]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default=None)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--tokens", type=int, default=96, help="positions of a row before its first step")
     parser.add_argument("--steps", type=int, default=8, help="of each microbatch in a round")

@@ -8,7 +8,7 @@ stages and a split 1 + 1 serve the same requests live (``workflow=generate``, a 
 that rotates from round to round) and under the virtual clock (``workflow=simulate``). ``check.json`` and the lines
 printed have both makespans and what the stages were busy with; a winner counts as told apart where the live makespans
 differ by more than 10 %. Exit code 1: some makespan is off by more than 10 %, or a winner is wrong. OVERRIDE goes to
-both.
+both, and to the simulation alone where it begins with ``simulate.``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _check(mix: str, shared: Sequence[str], profile: Path, folder: Path, rounds:
     for number in range(rounds):
         modes = list(_MODES)
         for mode in modes[number % 2 :] + modes[: number % 2]:
-            own = (*_MODES[mode], *_MIXES[mix], *shared)
+            own = (*_MODES[mode], *_MIXES[mix], *(text for text in shared if not text.startswith("simulate.")))
             lives[mode].append(_run(folder / f"{mode}-{number + 1}", "metrics.json", "workflow=generate", *own))
     checked = []
     for mode, runs in lives.items():

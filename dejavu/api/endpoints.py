@@ -62,6 +62,7 @@ class Endpoints:
         limit = schema.max_tokens_of([("max_tokens", fields.max_tokens)], schema.DEFAULT_COMPLETION_TOKENS)
         if isinstance(prompt, str):
             codec = self._codec("prompt as text")
+            self._check_length(codec, "prompt", prompt)
             tokens: Sequence[int] = await run_in_threadpool(codec.encode, prompt)
         else:
             tokens = prompt
@@ -137,11 +138,22 @@ class Endpoints:
         if not codec.has_chat_template:
             message = f"the model {self._model.id!r} has no chat template; give a prompt to /v1/completions instead"
             raise ApiError(400, message, param="messages", code="no_chat_template")
+        conversation = fields.conversation()
+        self._check_length(codec, "messages", *(message["content"] for message in conversation))
         try:
-            return codec.encode_chat(fields.conversation())
+            return codec.encode_chat(conversation)
         except ConfigError as error:
             message = f"the model's chat template refuses the messages: {error.__cause__}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
+
+    def _check_length(self, codec: TextCodec, param: str, *texts: str) -> None:
+        """Texts that cannot fit are refused before they are tokenized, which may take long."""
+        num_characters, limit = sum(map(len, texts)), self._model.max_length
+        if num_characters > codec.most_characters(limit):
+            message = (
+                f"{param} has {num_characters} characters, which are more tokens than the model's max_length {limit}"
+            )
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
 
     def _codec(self, wanted: str) -> TextCodec:
         if self._model.codec is None:

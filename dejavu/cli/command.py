@@ -89,7 +89,8 @@ def _run_hydra_jobs(args: argparse.Namespace, interruption: Interruption, sweep:
         if is_point:
             folders.append(Path(hydra.runtime.cwd) / hydra.sweep.dir)
             sweep.end(end)
-        if end.code is ExitCode.INTERRUPTED:
+        # Also where the interrupt was lost on its way, as it is in a destructor: no further point begins.
+        if end.code is ExitCode.INTERRUPTED or (is_point and interruption.happened):
             raise KeyboardInterrupt
 
     try:

@@ -3,6 +3,7 @@
 Holds no values (they lie in ``conf/``) and starts nothing. Past ``load`` there is no Hydra tree any more.
 """
 
+from dejavu.config.cluster import ClusterConfig, Device, LauncherKind
 from dejavu.config.fault import FaultConfig
 from dejavu.config.loading import load, register_schema
 from dejavu.config.paths import check_paths
@@ -12,10 +13,8 @@ from dejavu.config.schema import (
     MODEL_KINDS,
     SHAPE_KINDS,
     BadLines,
-    ClusterConfig,
     ComparisonConfig,
     Config,
-    Device,
     Dtype,
     Figure,
     MeasurementConfig,
@@ -45,6 +44,7 @@ __all__ = [
     "Dtype",
     "FaultConfig",
     "Figure",
+    "LauncherKind",
     "MeasurementConfig",
     "ModelConfig",
     "ProfileConfig",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from dejavu.config.schema import ClusterConfig, Config, ModelConfig, TransportConfig
+from dejavu.config.cluster import ClusterConfig
+from dejavu.config.schema import Config, ModelConfig, TransportConfig
 from dejavu.config.strategy import StrategyConfig
 from dejavu.config.validation import check_num_workers, check_strategy
 from dejavu.errors import ConfigError
@@ -16,7 +17,7 @@ FIRST_REVISION = 1
 
 @dataclass(kw_only=True)
 class DeclaredState:
-    """The JSON value of ``/dejavu/<cluster>/spec``: everything but the credentials of the store itself."""
+    """The JSON value of ``/dejavu/<cluster>/spec``: everything but the secret and the store's credentials."""
 
     revision: int = FIRST_REVISION
     """It grows by one with every change while the cluster runs."""
@@ -27,10 +28,9 @@ class DeclaredState:
 
 
 def declared_state(config: Config) -> DeclaredState:
-    """What is declared of the cluster that starts."""
-    return DeclaredState(
-        cluster=config.cluster, model=config.model, strategy=config.strategy, transport=config.transport
-    )
+    """What is declared of the cluster that starts, without its secret."""
+    cluster = replace(config.cluster, secret=None)
+    return DeclaredState(cluster=cluster, model=config.model, strategy=config.strategy, transport=config.transport)
 
 
 def read_declared(value: bytes) -> DeclaredState:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dejavu.config.cluster import ClusterConfig
 from dejavu.config.fault import FaultConfig
 from dejavu.config.planning import ProfileConfig, ProfileKind, ProfilingConfig, ShapeConfig
 from dejavu.config.rehearsal import Compute
-from dejavu.config.schema import ClusterConfig, Config, ModelConfig, WorkflowName, WorkloadKind
+from dejavu.config.schema import Config, ModelConfig, WorkflowName, WorkloadKind
 from dejavu.config.strategy import StrategyMode
 from dejavu.errors import ConfigError
 

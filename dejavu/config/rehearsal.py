@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KV_SCALE = 1 / 64
 """OPT-66B with 32 rows of 2,048 positions, and a copy of each, then takes 4 GB."""
-RUNNING = ("generate", "recovery", "rates", "serve")
+RUNNING = ("generate", "recovery", "rates", "serve", "swapping")
 """Workflows that can be rehearsed."""
 _STARTING_NOTHING = ("plan", "simulate")
 _MOST_SCALE = 1000.0

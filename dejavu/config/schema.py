@@ -12,6 +12,7 @@ from enum import Enum
 
 from dejavu.config.apply import ApplyConfig
 from dejavu.config.bench import BenchConfig
+from dejavu.config.cluster import ClusterConfig
 from dejavu.config.fault import FaultConfig
 from dejavu.config.planning import ProfileConfig, ProfilingConfig, ShapeConfig
 from dejavu.config.rates import RatesConfig
@@ -87,13 +88,6 @@ class RecoveryCase(Enum):
     restart = "restart"
 
 
-class Device(Enum):
-    """Where a stage computes."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 class Dtype(Enum):
     """The number format of weights, activations and KV."""
 
@@ -136,37 +130,6 @@ class WorkflowConfig:
     """What to do."""
 
     name: WorkflowName = WorkflowName.generate
-
-
-@dataclass(kw_only=True)
-class ClusterConfig:
-    """The machines and their workers."""
-
-    name: str = "dejavu"
-    host: str = "127.0.0.1"
-    """Address on which workers listen and which they publish."""
-    num_workers: int | None = None
-    """None: as many as the strategy needs."""
-    threads_per_worker: int = 1
-    device: Device = Device.cpu
-    device_memory_gb: float | None = None
-    """Memory of one device, which a worker has, in GB (10^9 bytes); None: no limit is checked."""
-    host_memory_gb: float | None = None
-    """Memory of one worker's host for KV that is swapped, in GB (10^9 bytes); None: no limit is checked."""
-    lease_ttl_s: int = 5
-    """A worker that is frozen for longer counts as dead."""
-    start_timeout_s: float = 300.0
-    """Until every worker must be ready."""
-    num_machines: int | None = None
-    """Machines to plan for, all alike; None: ``num_workers``, or one for each worker of the strategy."""
-    devices_per_machine: int = 1
-    """A machine's devices hold a stage together; ``device_memory_gb`` is each one's."""
-    link_gbps: float | None = None
-    """Between two machines, in Gbit/s; None: unknown, and a plan takes it for fast enough."""
-    pcie_gbps: float | None = None
-    """Between the host and the devices of a machine, in Gbit/s; None: unknown; no plan swaps then."""
-    price_per_hour: float | None = None
-    """Of one machine; None: unknown."""
 
 
 @dataclass(kw_only=True)

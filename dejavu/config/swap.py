@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from dejavu.config.schema import Config
 
 _ADVICE = "experiment=fig13 sets what the measurement needs"
-_LEAST_IN_FLIGHT = 3
+_LEAST_IN_FLIGHT = 4
+"""Two swapped microbatches of 2B rows are as many rows as four of B."""
 
 
 @dataclass(kw_only=True)
@@ -59,8 +60,8 @@ def check_swap(config: Config, model_kinds: tuple[str, ...], *, is_measuring: bo
         raise ConfigError(f"strategy.swapping={strategy.swapping.value}: workflow=swapping sets it for each case")
     if strategy.num_in_flight < _LEAST_IN_FLIGHT:
         raise ConfigError(
-            f"strategy.in_flight={strategy.num_in_flight}: at least {_LEAST_IN_FLIGHT}, because two microbatches lie "
-            f"on a device that swaps, too\n{_ADVICE}"
+            f"strategy.in_flight={strategy.num_in_flight}: at least {_LEAST_IN_FLIGHT}, so that the memory of "
+            f"B rows in each of them holds two microbatches of 2B\n{_ADVICE}"
         )
     for key in ("device_memory_gb", "host_memory_gb"):
         if getattr(config.cluster, key) is not None:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dejavu.config.apply import check_apply
 from dejavu.config.bench import check_bench
 from dejavu.config.bounds import above_zero, at_least, check_seed, refuse
+from dejavu.config.cluster import ClusterConfig, LauncherKind
 from dejavu.config.comparison import check_comparison
+from dejavu.config.fault import FaultConfig
 from dejavu.config.fault_check import check_faults
 from dejavu.config.measurement import check_measurement
 from dejavu.config.planning_check import PLANNING, check_planning
@@ -19,7 +21,6 @@ from dejavu.config.rates import check_rates
 from dejavu.config.rehearsal import check_rehearsal
 from dejavu.config.schema import (
     MODEL_KINDS,
-    ClusterConfig,
     Config,
     ModelConfig,
     StoreConfig,
@@ -39,6 +40,7 @@ from dejavu.errors import ConfigError, nearest
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENDPOINT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?")
+_SECRET = re.compile(r"[!-~]{16,}")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
@@ -58,6 +60,8 @@ def validate(config: Config) -> None:
     check_workload(config.workload, least_new_tokens=0 if config.workflow.name in PLANNING else 1)
     _check_store(config.store)
     check_faults(config.fault, config.strategy)
+    if config.cluster.launcher is LauncherKind.none and config.fault != FaultConfig():
+        raise ConfigError("fault acts on workers that this run starts, and cluster.launcher=none starts none")
     check_measurement(config)
     check_comparison(config)
     check_swapping(config)
@@ -78,6 +82,13 @@ def _check_cluster(cluster: ClusterConfig) -> None:
         )
     if not cluster.host or re.search(r"[\s/]", cluster.host):
         raise refuse("cluster.host", repr(cluster.host), "must be an address or host name, without a port")
+    if cluster.secret is not None and not _SECRET.fullmatch(cluster.secret):
+        raise ConfigError("cluster.secret must be at least 16 visible ASCII characters without spaces")
+    if cluster.launcher is LauncherKind.none and cluster.secret is None:
+        raise ConfigError(
+            "cluster.launcher=none needs a secret that workers started elsewhere know\n"
+            "give DEJAVU_CLUSTER_SECRET in the environment, here and there"
+        )
     at_least("cluster.num_workers", cluster.num_workers, 1)
     at_least("cluster.threads_per_worker", cluster.threads_per_worker, 1)
     above_zero("cluster.device_memory_gb", cluster.device_memory_gb, " GB")

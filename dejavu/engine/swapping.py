@@ -8,7 +8,6 @@ from dejavu.engine.host import Host
 from dejavu.engine.step_memory import Resident, StepMemory, Swapped
 from dejavu.kv.device import copier_for
 from dejavu.kv.swapper import EmulatedBus, Swapper, SwapSpan
-from dejavu.report.spans import SpanRecorder
 
 
 def swapped_or_resident(host: Host, *, are_copied: bool) -> StepMemory | None:
@@ -27,7 +26,7 @@ def swapped_or_resident(host: Host, *, are_copied: bool) -> StepMemory | None:
         pipeline.microbatch_rows,
         copier=copier_for(host.plan.device),
         now=host.recorder.now,
-        on_span=partial(_on_timeline, host.recorder),
+        on_span=partial(_on_timeline, host),
         bus=None if host.plan.bus_bytes_per_s is None else EmulatedBus(host.plan.bus_bytes_per_s, host.clock.sleep),
         timeout_s=host.plan.timeout_s,
     )
@@ -42,9 +41,11 @@ def swapped_or_resident(host: Host, *, are_copied: bool) -> StepMemory | None:
     )
 
 
-def _on_timeline(recorder: SpanRecorder, span: SwapSpan) -> None:
+def _on_timeline(host: Host, span: SwapSpan) -> None:
     duration_s = span.end_s - span.start_s
     if span.name == "swap_wait":
-        recorder.add(span.name, "wait", span.start_s, duration_s, microbatch=span.microbatch)
+        host.recorder.add(span.name, "wait", span.start_s, duration_s, microbatch=span.microbatch)
+        # On the main thread: a rehearsal must not take the wait for time in which its device computed.
+        host.kept.pace.idle()
     else:
-        recorder.add(span.name, "swap", span.start_s, duration_s, microbatch=span.microbatch, bytes=span.num_bytes)
+        host.recorder.add(span.name, "swap", span.start_s, duration_s, microbatch=span.microbatch, bytes=span.num_bytes)

@@ -30,6 +30,10 @@ _MOST_TOKENS = 512
 """Tokens come out of the first so many ids: a row of logits for a whole vocabulary would cost more than it tells."""
 
 
+_UNLIKELY = -1e4
+"""The logit of every other token: no draw chooses it, and unlike minus infinity it can be written into an answer."""
+
+
 class ModelledStage:
     """Layers [a, b) of a model that is only timed. Holds no weights. Single-threaded."""
 
@@ -133,7 +137,7 @@ class ModelledStage:
         if self.layers.stop < self._spec.num_layers:
             return hidden_BTE
         num_tokens = min(self._spec.vocab_size, _MOST_TOKENS)
-        logits_BV = torch.full((len(last_BE), num_tokens), -torch.inf)
+        logits_BV = torch.full((len(last_BE), num_tokens), _UNLIKELY)
         state = (_tokens(last_BE).tolist(), positions_B.tolist(), last_BE[:, _READ_CHANNEL].long().tolist())
         for row, (token, position, read) in enumerate(zip(*state, strict=True)):
             logits_BV[row, next_token(token, position, read, num_tokens, self._spec.eos_token_ids)] = 0.0

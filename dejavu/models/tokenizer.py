@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ class TextCodec:
         """The text of tokens, special ones left out."""
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
+
+    def most_characters(self, num_tokens: int) -> int:
+        """A text with more characters than this has more than so many tokens: none is longer than the longest."""
+        return num_tokens * self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def token_text(self, token: int) -> str:
         """The text of one token by itself, a special one by its name; bytes that make no character are replaced."""

@@ -205,16 +205,17 @@ class Epoch:
         step = self.ring.next_step()
         if step is None:
             return None
-        positions = 0
+        positions = longest = 0
         for row in step.rows:
             positions += row.position
+            longest = max(longest, row.position)
             state = self._controller.state_of(row.row_id)
             if state is not None and state.first_step is None:
                 state.first_step = step.step
                 self._controller.first_stepped(state)
         # A stage computes all rows from the first live one to the last, each as far as the longest.
         num_rows = step.rows[-1].row_index - step.rows[0].row_index + 1
-        whole_s = self._costs.step_time_s(num_rows, max(row.position for row in step.rows))
+        whole_s = self._costs.step_time_s(num_rows, longest)
         hop_s = self.links.hop_s(num_rows) if len(self._steps) > 1 else 0.0
         return self._step_work(
             0, step, _StepCost(whole_s, self._shortest_s(num_rows), hop_s, positions + len(step.rows))

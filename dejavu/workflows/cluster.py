@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dejavu.clock import SystemClock
-from dejavu.config import Config, StoreConfig, StoreKind
+from dejavu.config import Config, LauncherKind, StoreConfig, StoreKind
 from dejavu.config.declared import declared_state
 from dejavu.control.member import encode_json
 from dejavu.control.plan import Plan
@@ -21,12 +21,14 @@ from dejavu.report.progress import Progress
 from dejavu.store.embedded import EmbeddedEtcd
 from dejavu.store.keys import Keys
 from dejavu.store.spec import StoreSpec
+from dejavu.transport.interface import address_of
 from dejavu.workflows.desk import CLOSE_TIMEOUT_S, Desk, open_desk
 from dejavu.workflows.external_store import external_store
 from dejavu.workflows.preparation import host_memory_bytes, worker_memory_bytes
 from dejavu.workflows.running import EpochBoard, RunningCluster
+from operators.elsewhere import StartedElsewhere
 from operators.loop import ClusterOperator
-from operators.processes import WORKER_COMMAND, ProcessLauncher
+from operators.processes import WORKER_COMMAND, Launcher, ProcessLauncher
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +75,15 @@ def _on_store(
     wake = threading.Event()
     with ExitStack() as stack:
         desk = stack.enter_context(open_desk(config, plan, store))
-        launcher = ProcessLauncher(
-            lambda name: encode_json(_worker_spec(config, store, desk.secret, name, output)),
-            output / "workers",
-            num_threads=plan.threads_per_worker,
-            on_exit=wake.set,
-            command=worker_command,
-        )
+        launcher: Launcher = StartedElsewhere(output / "workers")
+        if config.cluster.launcher is LauncherKind.process:
+            launcher = ProcessLauncher(
+                lambda name: encode_json(_worker_spec(config, store, desk.secret, name, output)),
+                output / "workers",
+                num_threads=plan.threads_per_worker,
+                on_exit=wake.set,
+                command=worker_command,
+            )
         cluster = RunningCluster(config, desk, store, launcher)
         operator = _operator(config, plan, desk, cluster, wake)
         cluster.oversee(operator)
@@ -149,7 +153,7 @@ def _worker_spec(config: Config, store: StoreSpec, secret: str, name: WorkerName
         cluster=config.cluster.name,
         secret=secret,
         store=store,
-        host=config.cluster.host,
+        host=address_of(config.cluster.host),
         lease_ttl_s=config.cluster.lease_ttl_s,
         device=config.cluster.device.value,
         transport_kind=config.transport.kind.value,

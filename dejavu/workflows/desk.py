@@ -21,6 +21,7 @@ from dejavu.store.lease import LeaseKeeper
 from dejavu.store.spec import StoreSpec
 from dejavu.transport.base import Transport
 from dejavu.transport.factory import make_transport
+from dejavu.transport.interface import address_of
 from operators.board import StoreBoard
 
 CLOSE_TIMEOUT_S = 3.0
@@ -43,7 +44,7 @@ class Desk:
 @contextmanager
 def open_desk(config: Config, plan: Plan, store: StoreSpec) -> Iterator[Desk]:
     """This process is the cluster's only controller and listens."""
-    clock, secret = SystemClock(), secrets.token_hex(16)
+    clock, secret = SystemClock(), config.cluster.secret or secrets.token_hex(16)
     with ExitStack() as stack:
         client = StoreClient(store)
         stack.callback(client.close)
@@ -57,7 +58,7 @@ def open_desk(config: Config, plan: Plan, store: StoreSpec) -> Iterator[Desk]:
             incarnation=uuid.uuid4().hex[:12],
             host=platform.node(),
             pid=os.getpid(),
-            address=transport.listen(mailbox, host=config.cluster.host),
+            address=transport.listen(mailbox, host=address_of(config.cluster.host)),
         )
         board = StoreBoard(client, keeper, Keys(config.cluster.name))
         board.claim(entry, clock, lease_ttl_s=config.cluster.lease_ttl_s)

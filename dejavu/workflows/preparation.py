@@ -96,11 +96,13 @@ def cluster_model(config: Config, progress: Progress) -> ModelSpec:
 
 def worker_memory_bytes(config: Config) -> int | None:
     """What a worker's devices have: one of them where it computes, those of a machine where it rehearses."""
-    cluster = config.cluster
-    if cluster.device_memory_gb is None:
-        return None
-    num_devices = cluster.devices_per_machine if config.model.compute is Compute.modelled else 1
-    return int(cluster.device_memory_gb * _GB) * num_devices
+    memory_gb = config.cluster.device_memory_gb
+    return None if memory_gb is None else int(memory_gb * _GB) * worker_devices(config)
+
+
+def worker_devices(config: Config) -> int:
+    """Devices of a worker: one where it computes, those of a machine where it rehearses."""
+    return config.cluster.devices_per_machine if config.model.compute is Compute.modelled else 1
 
 
 def host_memory_bytes(config: Config) -> int | None:

@@ -18,7 +18,7 @@ from dejavu.store.spec import StoreSpec
 from dejavu.transport.base import Hello, TransportError
 from dejavu.workflows.desk import Desk
 from operators.loop import ClusterOperator
-from operators.processes import ProcessLauncher
+from operators.processes import Launcher
 
 _LINK_TIMEOUT_S = 5.0
 """Of one worker, which has just said that it serves."""
@@ -31,7 +31,7 @@ class RunningCluster:
     Its operator repairs it on a thread of its own, and tells the controller through the mailbox.
     """
 
-    def __init__(self, config: Config, desk: Desk, store: StoreSpec, launcher: ProcessLauncher) -> None:
+    def __init__(self, config: Config, desk: Desk, store: StoreSpec, launcher: Launcher) -> None:
         self.store = store
         self.launcher = launcher
         self.epochs = EpochBoard()
@@ -125,7 +125,7 @@ class EpochBoard:
             self.first = (plan, addresses)
 
 
-def with_log_tail(reason: str, worker: WorkerName | None, launcher: ProcessLauncher) -> str:
+def with_log_tail(reason: str, worker: WorkerName | None, launcher: Launcher) -> str:
     """The reason, and the end of the worker's log where there is one."""
     if worker is None:
         return reason

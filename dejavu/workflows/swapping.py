@@ -83,7 +83,8 @@ def compare(cases: Sequence[Case], answers: dict[str, Answers]) -> None:
     """
     (resident,) = (case for case in cases if case.name == RESIDENT)
     for case in cases:
-        if case.rows == resident.rows or case.prepared.plan.model.dtype == "float32":
+        model = case.prepared.plan.model
+        if case.rows == resident.rows or model.dtype == "float32" or model.modelled is not None:
             check_same(case, answers[RESIDENT], answers[case.name], case.prepared.requests)
 
 
@@ -100,5 +101,15 @@ def _caption(config: Config, model: ModelSpec, clock: Clock) -> Caption:
         title="Microbatch swapping in the same device memory",
         subtitle=f"{strategy.stages} stages, {strategy.num_in_flight} microbatches in flight, {tokens}, "
         f"{model.dtype}{bus}; {rounds}",
-        source=f"{machine()}; {threads} thread{'s' if threads > 1 else ''} a worker; {measured_on}",
+        source=f"{_computed(model)}{machine()}; {threads} thread{'s' if threads > 1 else ''} a worker; {measured_on}",
+    )
+
+
+def _computed(model: ModelSpec) -> str:
+    """For a figure: whose times a rehearsal took; nothing of a run that computed."""
+    times = model.modelled
+    return (
+        ""
+        if times is None
+        else f"rehearsed: times of {times.source.partition('. ')[0][:60]}, KV × {times.kv_scale:.3g}; "
     )

@@ -20,6 +20,7 @@ from dejavu.models.spec import ModelSpec
 from dejavu.report.completions import CompletionWriter
 from dejavu.report.counters import WorkerCounters
 from dejavu.report.json_file import write_json
+from dejavu.report.lateness import log_rehearsal
 from dejavu.report.metrics import summarize, write_metrics
 from dejavu.report.progress import Progress
 from dejavu.report.spans import Span
@@ -28,13 +29,13 @@ from dejavu.report.timeline import write_timeline
 from dejavu.request import Request
 from dejavu.workflows.cluster import running_cluster
 from dejavu.workflows.generate import Recorder, collect, serve
-from dejavu.workflows.preparation import Prepared, declared, prepare_model
+from dejavu.workflows.preparation import Prepared, cluster_model, declared, worker_devices
 from dejavu.workflows.streaming_case import LabelledProgress
 from dejavu.workload import load
 
 _FIRST_EPOCH = Epoch(1)
 _GB = 10**9
-BYTES_PER_GIGABIT = 10**9 / 8
+_BYTES_PER_GIGABIT = 10**9 / 8
 
 Answers = Mapping[RequestId, tuple[int, ...]]
 """Tokens by request."""
@@ -73,7 +74,7 @@ def prepare_cases(config: Config, progress: Progress) -> list[list[Case]]:
         for length in lengths_of(config):
             # Just enough positions: a longer buffer would cost memory and show nothing.
             of_model = replace(config, model=replace(config.model, kind=kind, max_length=length))
-            spec = prepare_model(of_model.model, progress)
+            spec = cluster_model(_with_rows(of_model, 2 * max(config.swap.batches), Swapping.off), progress)
             found += [_cases(kind, batch, length, of_model, spec) for batch in config.swap.batches]
     return found
 
@@ -90,7 +91,7 @@ def _cases(kind: str, batch: int, length: int, config: Config, spec: ModelSpec) 
     num_requests = 2 * batch * config.strategy.num_in_flight
     config = replace(
         config,
-        cluster=replace(config.cluster, device_memory_gb=(memory_bytes + 1) / _GB),
+        cluster=replace(config.cluster, device_memory_gb=(memory_bytes + 1) / worker_devices(config) / _GB),
         workload=replace(
             config.workload, num_requests=num_requests, max_tokens=length - (config.workload.prompt_tokens or 0)
         ),
@@ -112,11 +113,21 @@ def _cases(kind: str, batch: int, length: int, config: Config, spec: ModelSpec) 
 
 
 def _plan(config: Config, rows: int, swapping: Swapping, spec: ModelSpec) -> Plan:
-    microbatch = replace(config.strategy.microbatch, prompt=rows, token=rows, prompt_tokens=None)
-    strategy = replace(config.strategy, microbatch=microbatch, swapping=swapping)
-    bus_bytes_per_s = None if config.swap.bus_gbps is None else config.swap.bus_gbps * BYTES_PER_GIGABIT
-    one = replace(declared(replace(config, strategy=strategy)), bus_bytes_per_s=bus_bytes_per_s)
+    one = replace(declared(_with_rows(config, rows, swapping)), bus_bytes_per_s=_bus_bytes_per_s(config, spec))
     return place(one, spec, epoch=_FIRST_EPOCH)
+
+
+def _with_rows(config: Config, rows: int, swapping: Swapping) -> Config:
+    microbatch = replace(config.strategy.microbatch, prompt=rows, token=rows, prompt_tokens=None)
+    return replace(config, strategy=replace(config.strategy, microbatch=microbatch, swapping=swapping))
+
+
+def _bus_bytes_per_s(config: Config, spec: ModelSpec) -> float | None:
+    """The emulated bus; a rehearsal has fewer bytes in other times, and its bus is slower by as much."""
+    if config.swap.bus_gbps is None:
+        return None
+    time_scale = 1.0 if spec.modelled is None else spec.modelled.time_scale
+    return config.swap.bus_gbps * _BYTES_PER_GIGABIT * spec.kv_scale / time_scale
 
 
 def device_bytes(plan: Plan) -> int:
@@ -144,6 +155,7 @@ def run_case(
             counters, spans = collect(cluster)
     metrics = summarize(recorder.completions, recorder.token_times, counters, wall_s, num_submitted=len(requests))
     write_metrics(folder / "metrics.json", metrics)
+    log_rehearsal(metrics)
     write_timeline(folder / "timeline.json", spans, start_s=start_s)
     for completion in recorder.completions:
         if completion.finish_reason != "length":

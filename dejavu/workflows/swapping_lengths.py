@@ -16,7 +16,9 @@ from dejavu.report.json_file import write_json
 from dejavu.report.streaming_table import as_text, write_table
 from dejavu.report.swap_lengths import LengthPoint, Stops, draw_lengths, length_rows
 from dejavu.report.swap_runs import DOUBLE, RESIDENT, SwapSummary
-from dejavu.workflows.swapping_case import BYTES_PER_GIGABIT, Case
+from dejavu.workflows.swapping_case import Case
+
+_BYTES_PER_S = 1e12
 
 
 def write_lengths(
@@ -28,8 +30,8 @@ def write_lengths(
     console: Console,
 ) -> None:
     """``table.csv``, ``stops.json`` and ``figure.png`` are in ``output``; the table and the stops on the console."""
-    bytes_of = {cases[0].model: stage_bytes_per_token(cases[0]) for cases in groups}
-    points = points_of(config, summaries, bytes_of)
+    seconds_of = {cases[0].model: stage_seconds_per_token(cases[0]) for cases in groups}
+    points = points_of(summaries, config.workload.prompt_tokens or 0, seconds_of)
     stops = stops_of(points)
     rows = length_rows(points)
     write_table(output / "table.csv", rows)
@@ -51,17 +53,19 @@ def write_lengths(
         )
 
 
-def stage_bytes_per_token(case: Case) -> int:
-    """Of one row, in the layers of the stage that has most of them."""
+def stage_seconds_per_token(case: Case) -> float:
+    """Over the bus, of one row, in the layers of the stage that has most of them."""
     plan = case.prepared.plan
+    assert plan.bus_bytes_per_s is not None
     most_layers = max(len(stage.layers) for stage in plan.token_pipeline.stages)
-    return most_layers * plan.model.layout.position_bytes
+    return most_layers * plan.model.layout.position_bytes / plan.bus_bytes_per_s
 
 
-def points_of(config: Config, summaries: Sequence[SwapSummary], bytes_of: Mapping[str, int]) -> list[LengthPoint]:
-    """A point for each model, batch and length, in the order in which they came."""
-    assert config.swap.bus_gbps is not None
-    bus_bytes_per_s, prompt = config.swap.bus_gbps * BYTES_PER_GIGABIT, config.workload.prompt_tokens or 0
+def points_of(summaries: Sequence[SwapSummary], prompt: int, seconds_of: Mapping[str, float]) -> list[LengthPoint]:
+    """A point for each model, batch and length, in the order in which they came.
+
+    ``seconds_of``: by model, a token of a row over the bus of a stage.
+    """
     found = {(one.model, one.batch, one.length, one.case): one for one in summaries}
     points = []
     for place in dict.fromkeys((one.model, one.batch, one.length) for one in summaries):
@@ -73,8 +77,9 @@ def points_of(config: Config, summaries: Sequence[SwapSummary], bytes_of: Mappin
                 token_time_s=step_s,
                 prompt_tokens=prompt,
                 num_new_tokens=one.length - prompt,
-                kv_bytes_per_token=bytes_of[one.model],
-                pcie_bytes_per_s=bus_bytes_per_s,
+                # The rule asks for their quotient alone.
+                kv_bytes_per_token=round(seconds_of[one.model] * _BYTES_PER_S),
+                pcie_bytes_per_s=_BYTES_PER_S,
             )
 
         letter = swap_rule(inputs(resident.rows, resident.step_s))

@@ -189,6 +189,14 @@ def test_a_prompt_that_is_too_long_is_refused_with_limit_and_value(server: EchoS
     assert server.complete().status == 200
 
 
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(server: EchoServer) -> None:
+    untokenizable = "~" * 6401
+    for reply in (server.complete(untokenizable), server.chat(untokenizable)):
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+        assert "6401 characters" in reply.error["message"]
+        assert "max_length 64" in reply.error["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "words"), [(b"{", "not JSON"), (b"[]", "must be a JSON object"), (b"\xff", "not JSON"), (b"", "not JSON")]
 )

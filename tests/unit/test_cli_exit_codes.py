@@ -152,8 +152,8 @@ def test_queries_print_and_run_nothing(tmp_path: Path) -> None:
     code, out, _ = finish(tmp_path, "unexpected", "--help")
     assert code == 0
     assert "strategy: auto, colocated, disaggregated" in out
-    # Hydra writes the options of a group into one line, and there are many models.
-    assert max(len(line) for line in out.splitlines() if not line.startswith("model: ")) <= 120
+    # Hydra writes the options of a group into one line, and there are many models and experiments.
+    assert max(len(line) for line in out.splitlines() if not line.startswith(("model: ", "experiment: "))) <= 120
     code, out, _ = finish(tmp_path, "unexpected", "--cfg", "job", "--resolve", "workload.seed=3")
     assert code == 0
     assert "seed: 3" in out

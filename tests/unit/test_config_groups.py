@@ -44,6 +44,7 @@ NEEDS = {
     "workflow=apply": ["store=external", "store.endpoints=[localhost:2379]", "strategy.in_flight=4"],
     "workflow=status": ["store=external", "store.endpoints=[localhost:2379]"],
     "workflow=recovery": ["experiment=fig14"],
+    "workflow=swapping": ["experiment=fig13"],
     "workflow=rates": ["experiment=fig12"],
     "store=external": ["store.endpoints=[localhost:2379]"],
 }

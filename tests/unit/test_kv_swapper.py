@@ -20,7 +20,7 @@ from dejavu.kv.pool import KvPool
 from dejavu.kv.slot_copies import SlotCopies
 from dejavu.kv.slots import CellSpan, SlotCopy, SlotRow
 from dejavu.kv.staging import StagingRing
-from dejavu.kv.swapper import Swapper, SwapSpan
+from dejavu.kv.swapper import EmulatedBus, Swapper, SwapSpan
 
 LAYOUT = KvLayout(model_hash="m", num_layers=5, num_kv_heads=2, head_dim=3, dtype="float32", max_length=12)
 HELD = LayerRange(1, 4)
@@ -176,6 +176,14 @@ def test_a_place_is_given_to_another_row_only_when_the_old_ones_swap_out_has_end
     may_end.set()
     giving.join(5.0)
     assert happened == ["old row written", "given away"]
+
+
+def test_an_emulated_bus_waits_for_what_a_copy_was_faster_and_never_otherwise() -> None:
+    slept_s: list[float] = []
+    bus = EmulatedBus(100.0, slept_s.append)
+    bus.hold_back(50, 0.2)
+    bus.hold_back(50, 0.7)
+    assert slept_s == [pytest.approx(0.3)]
 
 
 def test_the_speed_of_a_copy_can_be_measured() -> None:

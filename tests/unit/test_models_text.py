@@ -37,6 +37,12 @@ def test_special_tokens_leave_no_text(codec: TextCodec) -> None:
     assert codec.decode([*codec.encode("hi"), codec.vocab_size - 4]) == "hi"
 
 
+def test_no_text_of_so_many_tokens_has_more_characters_than_is_said(codec: TextCodec) -> None:
+    for text in ("plain", "世界", "  \n", "<|end|>"):
+        assert len(text) <= codec.most_characters(len(codec.encode(text)))
+    assert codec.most_characters(0) == 0
+
+
 def test_messages_are_encoded_up_to_the_assistants_turn(codec: TextCodec) -> None:
     tokens = codec.encode_chat([{"role": "user", "content": "a"}])
     assert tokens == [257, *codec.encode("a"), 258]

@@ -94,15 +94,14 @@ def test_twice_the_rows_fit_the_same_device_only_when_they_are_swapped(fig13: Co
 
 
 def test_measured_gains_stand_beside_the_rules_and_stop_where_they_fall_to_one(tmp_path: Path) -> None:
-    config = configured(*FIG13, "swap.lengths=[100,200,300]", "swap.bus_gbps=8", "workload.prompt_tokens=20")
     gains = {100: 1.5, 200: 1.1, 300: 0.9}
     runs = [
         run(case, 100.0 * (gain if case == DOUBLE else 1.0), length=length)
         for length, gain in gains.items()
         for case in (RESIDENT, DOUBLE)
     ]
-    # A token of 2 rows crosses the bus of 1e9 bytes/s in 0.4 ms: a step of 100 ms hides 250 of them.
-    points = points_of(config, summarise_swaps(runs, 2), {"tiny-opt": 200_000})
+    # A token of 2 rows crosses the bus in 0.4 ms: a step of 100 ms hides 250 of them.
+    points = points_of(summarise_swaps(runs, 2), 20, {"tiny-opt": 0.2e-3})
     assert [one.gain for one in points] == pytest.approx([1.5, 1.1, 0.9])
     assert points[0].rule_gain == pytest.approx((0.4 + 2 * 80 * 0.1) / (0.4 + 81 * 0.1))
     assert points[0].full_rule_gain < points[0].rule_gain * 1.05
@@ -134,7 +133,7 @@ def test_a_token_that_swapping_changed_is_an_error_that_names_case_and_request(f
         ("swap", "lengths", [64], "each must be at least 66 tokens"),
         ("swap", "lengths", [128], "swap.lengths needs swap.bus_gbps"),
         ("swap", "bus_gbps", 0.0, "swap.bus_gbps"),
-        ("strategy", "in_flight", 2, "at least 3"),
+        ("strategy", "in_flight", 3, "at least 4"),
         ("strategy", "swapping", Swapping.on, "sets it for each case"),
         ("strategy", "scheduling", Scheduling.row, "needs strategy=colocated strategy.scheduling=microbatch"),
         ("cluster", "device_memory_gb", 1.0, "which sets what a batch B needs"),
