@@ -32,6 +32,7 @@ class Endpoints:
     def __init__(self, service: Service, model: ServedModel) -> None:
         self._service = service
         self._model = model
+        self._most_characters = 0 if model.codec is None else model.codec.most_characters(model.max_length)
 
     def routes(self) -> list[Route]:
         """Where they are."""
@@ -62,7 +63,7 @@ class Endpoints:
         limit = schema.max_tokens_of([("max_tokens", fields.max_tokens)], schema.DEFAULT_COMPLETION_TOKENS)
         if isinstance(prompt, str):
             codec = self._codec("prompt as text")
-            self._check_length(codec, "prompt", prompt)
+            self._check_length("prompt", prompt)
             tokens: Sequence[int] = await run_in_threadpool(codec.encode, prompt)
         else:
             tokens = prompt
@@ -139,17 +140,17 @@ class Endpoints:
             message = f"the model {self._model.id!r} has no chat template; give a prompt to /v1/completions instead"
             raise ApiError(400, message, param="messages", code="no_chat_template")
         conversation = fields.conversation()
-        self._check_length(codec, "messages", *(message["content"] for message in conversation))
+        self._check_length("messages", *(message["content"] for message in conversation))
         try:
             return codec.encode_chat(conversation)
         except ConfigError as error:
             message = f"the model's chat template refuses the messages: {error.__cause__}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
 
-    def _check_length(self, codec: TextCodec, param: str, *texts: str) -> None:
+    def _check_length(self, param: str, *texts: str) -> None:
         """Texts that cannot fit are refused before they are tokenized, which may take long."""
         num_characters, limit = sum(map(len, texts)), self._model.max_length
-        if num_characters > codec.most_characters(limit):
+        if num_characters > self._most_characters:
             message = (
                 f"{param} has {num_characters} characters, which are more tokens than the model's max_length {limit}"
             )

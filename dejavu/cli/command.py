@@ -78,6 +78,9 @@ def _run_hydra_jobs(args: argparse.Namespace, interruption: Interruption, sweep:
     def job(tree: DictConfig) -> None:
         hydra = HydraConfig.get()
         is_point = hydra.mode == RunMode.MULTIRUN
+        if is_point and interruption.happened:
+            # Its exception was lost on the way, as it is in a destructor; Hydra's composition is full of them.
+            raise KeyboardInterrupt
         end = run_job(
             tree,
             check_config,
@@ -89,8 +92,7 @@ def _run_hydra_jobs(args: argparse.Namespace, interruption: Interruption, sweep:
         if is_point:
             folders.append(Path(hydra.runtime.cwd) / hydra.sweep.dir)
             sweep.end(end)
-        # Also where the interrupt was lost on its way, as it is in a destructor: no further point begins.
-        if end.code is ExitCode.INTERRUPTED or (is_point and interruption.happened):
+        if end.code is ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
 
     try:

@@ -18,6 +18,8 @@ class LauncherKind(Enum):
 
     process = "process"
     none = "none"
+    ray = "ray"
+    """This run, on the nodes of a Ray cluster that runs already."""
 
 
 @dataclass(kw_only=True)
@@ -28,6 +30,8 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     """Address, or interface, on which the controller and the workers that it starts listen and which they publish."""
     launcher: LauncherKind = LauncherKind.process
+    ray_address: str = "auto"
+    """Of the Ray cluster; ``auto``: this node's, or the environment's RAY_ADDRESS."""
     secret: str | None = field(default=None, repr=False)
     """What a worker that is started elsewhere proves itself with; None: the environment's DEJAVU_CLUSTER_SECRET, or one
     that only the workers of this run know."""

@@ -47,8 +47,9 @@ def check_rates(config: Config, *, is_comparing: bool) -> None:
             f"workflow=rates needs strategy=disaggregated, and the choice is strategy={config.strategy.mode.value}: "
             f"the colocated case has as many stages as both of its pipelines\n{_ADVICE}"
         )
-    if config.strategy.swapping.value != "off":
-        raise ConfigError(f"strategy.swapping={config.strategy.swapping.value}: workflow=rates compares without swapping")
+    swapping = config.strategy.swapping.value
+    if swapping != "off":
+        raise ConfigError(f"strategy.swapping={swapping}: workflow=rates compares without swapping")
     workload = config.workload
     if workload.kind.value not in ("synthetic", "trace") or not workload.ignore_eos or workload.rate:
         raise ConfigError(

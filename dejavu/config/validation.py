@@ -62,6 +62,8 @@ def validate(config: Config) -> None:
     check_faults(config.fault, config.strategy)
     if config.cluster.launcher is LauncherKind.none and config.fault != FaultConfig():
         raise ConfigError("fault acts on workers that this run starts, and cluster.launcher=none starts none")
+    if config.cluster.launcher is LauncherKind.ray:
+        _check_ray(config)
     check_measurement(config)
     check_comparison(config)
     check_swapping(config)
@@ -95,6 +97,16 @@ def _check_cluster(cluster: ClusterConfig) -> None:
     above_zero("cluster.host_memory_gb", cluster.host_memory_gb, " GB")
     at_least("cluster.lease_ttl_s", cluster.lease_ttl_s, 2, " s")
     above_zero("cluster.start_timeout_s", cluster.start_timeout_s, " s")
+
+
+def _check_ray(config: Config) -> None:
+    """Workers on other nodes can reach the store and the controller."""
+    if config.store.kind is StoreKind.embedded:
+        raise ConfigError("cluster.launcher=ray needs store=external: other nodes cannot reach the store of this run")
+    if config.cluster.host in ("127.0.0.1", "localhost", "::1"):
+        raise refuse(
+            "cluster.host", config.cluster.host, "workers on other nodes cannot reach it; name an address or interface"
+        )
 
 
 def _check_model(model: ModelConfig) -> None:

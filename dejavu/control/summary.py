@@ -27,6 +27,7 @@ def summary(plan: Plan) -> Mapping[str, object]:
         "stream_to": plan.stream_to,
         "swapping": plan.swapping,
         "swapping_reason": plan.swapping_reason,
+        "bus_bytes_per_s": plan.bus_bytes_per_s,
         "replication": plan.replication,
         "copy_steps": plan.copy_steps,
         "recovery": plan.recovery,

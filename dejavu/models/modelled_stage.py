@@ -28,8 +28,6 @@ _READ_CHANNEL = _DIGITS
 _CELL_RANGE = 61
 _MOST_TOKENS = 512
 """Tokens come out of the first so many ids: a row of logits for a whole vocabulary would cost more than it tells."""
-
-
 _UNLIKELY = -1e4
 """The logit of every other token: no draw chooses it, and unlike minus infinity it can be written into an answer."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import assert_never
 
 from dejavu.clock import SystemClock
-from dejavu.config import Config, LauncherKind, StoreConfig, StoreKind
+from dejavu.config import Config, Device, LauncherKind, StoreConfig, StoreKind
 from dejavu.config.declared import declared_state
 from dejavu.control.member import encode_json
 from dejavu.control.plan import Plan
@@ -29,6 +30,7 @@ from dejavu.workflows.running import EpochBoard, RunningCluster
 from operators.elsewhere import StartedElsewhere
 from operators.loop import ClusterOperator
 from operators.processes import WORKER_COMMAND, Launcher, ProcessLauncher
+from operators.ray_launcher import RayLauncher
 
 logger = logging.getLogger(__name__)
 
@@ -75,15 +77,14 @@ def _on_store(
     wake = threading.Event()
     with ExitStack() as stack:
         desk = stack.enter_context(open_desk(config, plan, store))
-        launcher: Launcher = StartedElsewhere(output / "workers")
-        if config.cluster.launcher is LauncherKind.process:
-            launcher = ProcessLauncher(
-                lambda name: encode_json(_worker_spec(config, store, desk.secret, name, output)),
-                output / "workers",
-                num_threads=plan.threads_per_worker,
-                on_exit=wake.set,
-                command=worker_command,
-            )
+        launcher = _launcher(
+            config,
+            lambda name: encode_json(_worker_spec(config, store, desk.secret, name, output)),
+            output / "workers",
+            num_threads=plan.threads_per_worker,
+            on_exit=wake.set,
+            command=worker_command,
+        )
         cluster = RunningCluster(config, desk, store, launcher)
         operator = _operator(config, plan, desk, cluster, wake)
         cluster.oversee(operator)
@@ -95,6 +96,33 @@ def _on_store(
         cluster.link(*formed)
         stack.callback(_part, cluster)
         yield cluster
+
+
+def _launcher(
+    config: Config,
+    spec_of: Callable[[WorkerName], bytes],
+    log_folder: Path,
+    *,
+    num_threads: int,
+    on_exit: Callable[[], None],
+    command: Sequence[str],
+) -> Launcher:
+    cluster = config.cluster
+    match cluster.launcher:
+        case LauncherKind.none:
+            return StartedElsewhere(log_folder)
+        case LauncherKind.ray:
+            return RayLauncher(
+                spec_of,
+                log_folder.absolute(),
+                num_threads=num_threads,
+                num_gpus=int(cluster.device is Device.cuda),
+                on_exit=on_exit,
+                address=cluster.ray_address,
+            )
+        case LauncherKind.process:
+            return ProcessLauncher(spec_of, log_folder, num_threads=num_threads, on_exit=on_exit, command=command)
+    assert_never(cluster.launcher)
 
 
 def _operator(

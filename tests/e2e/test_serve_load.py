@@ -62,6 +62,9 @@ def num_rows(service: Served) -> int:
 
 def hang_up(service: Served, after: int) -> None:
     """A stream that its client leaves after so many chunks."""
+    if after == 0:
+        service.ask_and_leave({"prompt": "never mind", "max_tokens": 200, "ignore_eos": True})
+        return
     stream = service.client.completions.create(
         model="chatty", prompt="never mind", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
     )
@@ -101,6 +104,7 @@ def test_a_hundred_clients_that_hang_up_leave_every_row_free_and_the_others_thei
         assert service.end() == 0
     metrics = json.loads((service.run.folder / "metrics.json").read_text())
     by_reason = metrics["requests"]["by_reason"]
-    assert by_reason["length"] == 100
+    # A slow client may go away when its answer is complete.
+    assert by_reason["length"] >= 100
     assert by_reason["abort"] > NUM_HANG_UPS / 2
     assert set(by_reason) == {"length", "abort"}

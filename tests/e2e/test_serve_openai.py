@@ -181,6 +181,9 @@ def test_clients_that_hang_up_at_random_cost_the_others_nothing(service: Served,
     chooser = random.Random(1)
 
     def hang_up(after: int) -> None:
+        if after == 0:
+            service.ask_and_leave({"prompt": "never mind", "max_tokens": 200, "ignore_eos": True})
+            return
         stream = streamed(service, "never mind", 200)
         for _ in range(after):
             next(stream)

@@ -19,7 +19,7 @@ from harness.two_hosts import CLUSTER, STORE, TwoHosts, two_hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.grid]
 
-PROMPTS = ("hello there", "what", "a longer prompt than the others, by far", "no")
+PROMPTS = ("hello there", "what", "a longer prompt than the others, by far", "no") * 6
 MAX_TOKENS = 150
 
 
@@ -53,6 +53,7 @@ def begin(hosts: TwoHosts, model: Path, *overrides: str) -> None:
         "strategy.stages=2",
         "strategy.replication=1",
         "strategy.standby=1",
+        "strategy.microbatch.token=2",
         "transport.settings.UCX_TLS=tcp",
         "workload=file",
         "workload.path=prompts.jsonl",
@@ -110,6 +111,7 @@ def test_a_link_that_goes_down_is_repaired_and_the_worker_behind_it_ends_when_it
     eventually(is_stepping(hosts), "tokens are made")
     hosts.there.set_link("down")
     eventually(lambda: "w1" not in hosts.members(), "w1 is missed")
+    assert "w0" in hosts.members(), "the run has ended meanwhile"
     hosts.there.set_link("up")
     check_end(hosts, model, num_repairs=1)
     assert hosts.there.processes["w1"].wait(60.0) == 1

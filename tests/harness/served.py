@@ -59,12 +59,16 @@ class Served:
 
     def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON."""
-        context = ssl.create_default_context(cafile=str(self.cert))
-        connection = http.client.HTTPSConnection(urlsplit(self.url).netloc, timeout=PATIENCE_S, context=context)
-        with contextlib.closing(connection):
+        with contextlib.closing(self._connection()) as connection:
             connection.request("GET", path)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
+
+    def ask_and_leave(self, body: Mapping[str, object]) -> None:
+        """A completion was asked for, and the connection is closed: nobody waits for the first token."""
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with contextlib.closing(self._connection()) as connection:
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
 
     def curl(self, path: str, body: Mapping[str, object], *, key: str = KEY) -> tuple[int, str]:
         """Status and body, from curl."""
@@ -88,6 +92,10 @@ class Served:
         """The worker's process has got the signal."""
         (member,) = (one for one in self.run.members().values() if one.name == worker)
         os.kill(member.pid, signum)
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        context = ssl.create_default_context(cafile=str(self.cert))
+        return http.client.HTTPSConnection(urlsplit(self.url).netloc, timeout=PATIENCE_S, context=context)
 
     def end(self) -> int:
         """It was told to stop, and its exit status."""
