@@ -32,9 +32,9 @@ def draw_swaps(path: Path, summaries: Sequence[SwapSummary], caption: Caption) -
     write_caption(figure, caption)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="lower right", bbox_to_anchor=(0.985, 0.0), ncols=len(labels), frameon=False, fontsize=9
+        handles, labels, loc="lower right", bbox_to_anchor=(0.985, 0.045), ncols=len(labels), frameon=False, fontsize=9
     )
-    figure.subplots_adjust(left=0.75 / width_inches, right=1 - 0.3 / width_inches, top=0.78, bottom=0.155, wspace=0.16)
+    figure.subplots_adjust(left=0.75 / width_inches, right=1 - 0.3 / width_inches, top=0.78, bottom=0.2, wspace=0.16)
     save_png(path, figure)
 
 

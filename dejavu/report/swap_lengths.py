@@ -88,9 +88,9 @@ def draw_lengths(
     write_caption(figure, caption)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="lower right", bbox_to_anchor=(0.985, 0.0), ncols=len(labels), frameon=False, fontsize=9
+        handles, labels, loc="lower right", bbox_to_anchor=(0.985, 0.045), ncols=len(labels), frameon=False, fontsize=9
     )
-    figure.subplots_adjust(left=0.75 / width_inches, right=1 - 0.3 / width_inches, top=0.78, bottom=0.2, wspace=0.08)
+    figure.subplots_adjust(left=0.75 / width_inches, right=1 - 0.3 / width_inches, top=0.78, bottom=0.24, wspace=0.08)
     save_png(path, figure)
 
 

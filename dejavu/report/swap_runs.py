@@ -95,7 +95,8 @@ def summarise_swaps(runs: Sequence[SwapRun], num_stages: int) -> list[SwapSummar
     """A summary for each (model, batch, length, case), in the order in which they first came."""
     resident = {(*_place(one), one.round_index): one for one in runs if one.case == RESIDENT}
     groups: dict[tuple[str, int, int, str], list[SwapRun]] = {}
-    for run in sorted(runs, key=lambda one: CASES.index(one.case)):
+    places = list(dict.fromkeys(map(_place, runs)))
+    for run in sorted(runs, key=lambda one: (places.index(_place(one)), CASES.index(one.case))):
         groups.setdefault((*_place(run), run.case), []).append(run)
     return [
         SwapSummary(

@@ -30,7 +30,7 @@ from dejavu.workflows.running import EpochBoard, RunningCluster
 from operators.elsewhere import StartedElsewhere
 from operators.loop import ClusterOperator
 from operators.processes import WORKER_COMMAND, Launcher, ProcessLauncher
-from operators.ray_launcher import RayLauncher
+from operators.ray_launcher import RayLauncher, import_ray
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ def running_cluster(
 
     Raises DejavuError when a worker dies or cannot start, with the end of its log.
     """
+    if config.cluster.launcher is LauncherKind.ray:
+        import_ray()
     with ExitStack() as stack:
         store = stack.enter_context(_store(config.store, output))
         endpoints = ",".join(store.endpoints)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dejavu.clock import VirtualClock
-from dejavu.config import Config, LauncherKind, validate
+from dejavu.config import Config, LauncherKind, StoreKind, validate
 from dejavu.config.declared import declared_state, read_declared
 from dejavu.control.member import encode_json
 from dejavu.engine.leader import LeaderWatch
@@ -18,6 +19,7 @@ from dejavu.errors import ConfigError, Fatal
 from dejavu.ids import WorkerName
 from dejavu.transport.interface import address_of, address_towards
 from operators.elsewhere import StartedElsewhere
+from operators.ray_launcher import import_ray
 
 WORDS = ["store.endpoints=[10.0.0.1:2379,10.0.0.2:2379]", "cluster.name=mine", "name=w3"]
 ENVIRONMENT = {"DEJAVU_CLUSTER_SECRET": "long-enough-to-be-one"}
@@ -106,3 +108,20 @@ def test_the_launcher_of_workers_started_elsewhere_starts_and_ends_nobody(tmp_pa
     launcher.stop()
     assert launcher.is_stopping()
     assert not launcher.log_of(name).exists()
+
+
+def test_ray_needs_a_store_and_a_controller_that_other_nodes_reach_and_says_when_it_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = Config()
+    config.cluster.launcher, config.workload.max_tokens = LauncherKind.ray, 8
+    with pytest.raises(ConfigError, match="needs store=external"):
+        validate(config)
+    config.store.kind, config.store.endpoints = StoreKind.external, ["10.0.0.1:2379"]
+    with pytest.raises(ConfigError, match=r"cluster.host=127.0.0.1: workers on other nodes cannot reach it"):
+        validate(config)
+    config.cluster.host = "10.0.0.1"
+    validate(config)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'dejavu\[ray\]'"):
+        import_ray()

@@ -62,6 +62,7 @@ CASES = {
     "a split, less": (split(), {"in_flight": 1, "microbatch_prompt_tokens": 8}, 2),
     "microbatches replaced whole": (split(scheduling="microbatch"), {"in_flight": 1}, 2),
     "rows that are swapped": (colocated(swapping=True, in_flight=3), {"in_flight": 2, "microbatch_token": 1}, 2),
+    "another level and tier": (split(), {"streaming": "naive", "recovery": "recompute"}, 4),
     "a memory stage": (colocated(stream_to="memory"), {"in_flight": 3}, 4),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from dejavu.config import Config, StrategyMode
 from dejavu.config.declared import declared_state, put_at
 from dejavu.control.member import encode_json
+from dejavu.control.memory import stage_memory
 from dejavu.ids import WorkerName
 from operators import changes, status
 from operators.actions import DropChange, KillWorker, PutChange, StartWorker, TellFenced, TellFormed
@@ -113,6 +114,18 @@ def test_rows_that_do_not_fit_the_memory_are_refused_as_infeasible() -> None:
     made.rules = replace(made.rules, device_memory_bytes=1)
     (change,) = asked(made, microbatch_token=64).state.changes
     assert (change.phase, change.is_infeasible) == ("refused", True)
+
+
+def test_rows_that_fit_only_without_their_former_places_are_refused_as_infeasible() -> None:
+    made = world()
+    place = made.state.plan.place_of(W0)
+    assert place is not None
+    need = stage_memory(made.state.plan, place)
+    made.rules = replace(made.rules, device_memory_bytes=need.total_bytes + 1)
+    (change,) = asked(made, microbatch_token=1).state.changes
+    assert (change.phase, change.is_infeasible) == ("refused", True)
+    assert "while rows move, w0 needs" in (change.reason or "")
+    assert asked(made, 3, microbatch_prompt=1).state.plan.prompt_rows == 1
 
 
 def test_more_standbys_are_started_and_those_that_are_wanted_no_longer_are_ended() -> None:
