@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -258,11 +259,10 @@ class WorkerProcess:
         )
 
 
-def main() -> int:
+def main(words: Sequence[str] = ()) -> int:
     """The worker's exit status: 0 when told to stop, 1 when it could not go on, 2 when its arguments are wrong."""
-    is_owned = len(sys.argv) == 1
     try:
-        spec = owned_spec(read_line()) if is_owned else await_spec(sys.argv[1:], os.environ, SystemClock())
+        spec = await_spec(words, os.environ, SystemClock()) if words else owned_spec(read_line())
         log = WorkerLog(spec.name)
         log.attach(logging.StreamHandler(sys.stderr))
         logging.getLogger().setLevel(spec.log_level)
@@ -272,10 +272,10 @@ def main() -> int:
         return 2 if isinstance(error, ConfigError) else 1
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: worker.ask_to_stop())
-    if is_owned:
-        threading.Thread(target=_stop_at_end_of_input, args=(worker,), name="launcher-watch", daemon=True).start()
-    else:
+    if words:
         worker.follow_leader()
+    else:
+        threading.Thread(target=_stop_at_end_of_input, args=(worker,), name="launcher-watch", daemon=True).start()
     try:
         worker.run()
     except DejavuError as error:
@@ -295,7 +295,7 @@ def _stop_at_end_of_input(worker: WorkerProcess) -> None:
 
 
 if __name__ == "__main__":
-    status = main()
+    status = main(sys.argv[1:])
     logging.shutdown()
     sys.stderr.flush()
     # Everything is closed; taking torch apart object by object would only keep the launcher waiting.
