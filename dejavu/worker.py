@@ -215,7 +215,8 @@ class WorkerProcess:
 
     def _find_role(self) -> _Role | None:
         """The newest plan that this worker has not served in, and its place there; None while there is no role."""
-        self._check_stop()
+        if self._is_stopping:
+            raise Fatal(STOPPED_EARLY)
         plan = self._view.plan()
         if plan is None or (self._served_epoch is not None and plan.epoch <= self._served_epoch):
             return None
@@ -230,10 +231,6 @@ class WorkerProcess:
 
     def _acknowledge(self, pipeline: str, stage: int, value: bytes) -> None:
         self._keeper.update(self._keys.acks(pipeline, stage), value)
-
-    def _check_stop(self) -> None:
-        if self._is_stopping:
-            raise Fatal(STOPPED_EARLY)
 
     def _send_failed(self, peer: str, reason: str, epoch: Epoch) -> None:
         self._mailbox.post(PeerLost(peer=peer, reason=reason, epoch=epoch))
