@@ -27,6 +27,7 @@ def test_the_example_moves_a_cache_over_ucx_and_disk_between_unequal_pipelines(
     assert stored_rows(tmp_path / "kv" / "token1") == tuple(range(6))
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_the_microbenchmark_prints_a_table_for_each_medium(tmp_path: Path, nothing_left: None) -> None:
     options = ["--folder", str(tmp_path), "--rounds", "1", "--sample-mb", "0.25", "--chunk-kb", "4", "64"]

@@ -42,6 +42,7 @@ def reference_cells(folder: Path, request: Request) -> list[torch.Tensor]:
     return [torch.stack((layer.keys[0], layer.values[0])) for layer in cache.layers]
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "num_layers", "kv_heads", "split"),

@@ -37,7 +37,7 @@ def expected(folder: Path, requests: tuple[Request, ...]) -> dict[RequestId, tup
 def test_the_default_model_answers_the_built_in_prompts_like_generate(
     shape: list[str], output: Path, nothing_left: None
 ) -> None:
-    sizes = ["model.max_length=256", "strategy.microbatch.token=4", "workload.max_tokens=16"]
+    sizes = ["model.max_length=256", "strategy.microbatch.token=4", "workload.max_tokens=8"]
     with cluster(output, *shape, *sizes) as kit:
         requests = load(kit.config.workload, codec=kit.codec)
         completions = kit.serve(requests)

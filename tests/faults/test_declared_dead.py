@@ -26,6 +26,7 @@ TTL = "cluster.lease_ttl_s=2"
 RING = ["model=tiny-llama", "strategy=colocated", "strategy.stages=2", "strategy.replication=1", TTL]
 
 
+@pytest.mark.grid
 def test_worker_of_nobodys_frozen_and_replaced_wakes_reads_that_it_was_declared_dead_and_ends_by_itself(
     tmp_path: Path, output: Path, nothing_left: None
 ) -> None:

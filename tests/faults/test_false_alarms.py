@@ -67,6 +67,7 @@ def serve_and_check(kit: Kit) -> None:
     assert kit.cluster.journals() == ()
 
 
+@pytest.mark.grid
 @pytest.mark.faults
 def test_worker_that_loads_for_three_ttls_with_the_gil_held_is_starting_and_not_dead(tmp_path: Path) -> None:
     with (

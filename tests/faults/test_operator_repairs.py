@@ -172,6 +172,7 @@ def test_a_frozen_worker_is_killed_behind_the_fence_and_replaced_by_a_new_proces
         assert made.failures == []
 
 
+@pytest.mark.grid
 def test_a_worker_killed_while_etcd_is_away_is_replaced_when_it_is_back(store: StoreServer, tmp_path: Path) -> None:
     with crew(store, tmp_path / "logs", colocated_plan(3)) as made:
         assert made.operator is not None

@@ -59,7 +59,9 @@ def registered(client: StoreClient, keys: Keys) -> int:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("fault", ["kill", pytest.param("freeze", marks=pytest.mark.grid), "wipe"])
+@pytest.mark.parametrize(
+    "fault", [*(pytest.param(fault, marks=pytest.mark.grid) for fault in ("kill", "freeze")), "wipe"]
+)
 def test_requests_finish_through_an_outage_workers_register_again_and_a_dead_one_is_replaced(
     fault: str, tmp_path: Path
 ) -> None:

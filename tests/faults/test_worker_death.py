@@ -40,7 +40,10 @@ def kill_one(run: Launched, num_workers: int, role: str) -> str:
     return victim.name
 
 
-@pytest.mark.parametrize(("role", "may_grow", "how"), [("prompt", "true", "process"), ("token", "false", "replan")])
+@pytest.mark.parametrize(
+    ("role", "may_grow", "how"),
+    [("prompt", "true", "process"), pytest.param("token", "false", "replan", marks=pytest.mark.grid)],
+)
 def test_worker_killed_in_the_middle_of_work_costs_no_request_and_the_report_tells_of_it(
     role: str, may_grow: str, how: str, tmp_path: Path, store: StoreSpec
 ) -> None:
@@ -61,6 +64,7 @@ def test_worker_killed_in_the_middle_of_work_costs_no_request_and_the_report_tel
     assert metrics["requests"]["resumed"] == sum(completion.resumed > 0 for completion in completions)
 
 
+@pytest.mark.grid
 def test_worker_killed_whose_place_nobody_can_take_ends_the_run_with_its_name_and_status(
     tmp_path: Path, store: StoreSpec
 ) -> None:

@@ -115,7 +115,7 @@ def test_a_misspelt_option_is_refused_with_the_nearest_one(tmp_path: Path, overr
         ("store.endpoints=a:1", "[a:1]"),
         ("strategy.layers.prompt=[0,3]", "list"),
         ("strategy.split=2", "strategy.split"),
-        ("workflow.name=serve", "generate"),
+        ("workflow.name=server", "generate"),
         ("hydra.job.chdir=maybe", "hydra.job.chdir"),
         ("model=[local,hub]", "valid"),
         ("model=null", "valid"),

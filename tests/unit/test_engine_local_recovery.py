@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 from dejavu.control.placement import Declared
 from dejavu.control.replan import shrunk
@@ -34,6 +35,13 @@ EVERY_DEATH = [
     *(("split", "w0", moment, k) for moment, k in itertools.product(tuple(MOMENTS)[:2], (0, 1))),
     *(("split", *death) for death in itertools.product(("w1", "w2"), STEPS, (0, 1))),
 ]
+ALWAYS = ("during the first prompt", "middle")
+"""Moments at which every number of copies is tried by default; at the others one copy, and the rest in the grid."""
+
+
+def death_case(kind: str, worker: str, moment: str, replication: int) -> ParameterSet:
+    is_extra = moment not in ALWAYS and replication != 1
+    return pytest.param(kind, worker, moment, replication, marks=[pytest.mark.grid] * is_extra)
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +92,7 @@ def assert_nothing_is_left(cluster: LocalCluster) -> None:
         assert (worker.kv.get("corrupt", 0), worker.kv.get("refused", 0)) == (0, 0)
 
 
-@pytest.mark.parametrize(("kind", "worker", "moment", "replication"), EVERY_DEATH)
+@pytest.mark.parametrize(("kind", "worker", "moment", "replication"), [death_case(*death) for death in EVERY_DEATH])
 def test_tokens_are_those_of_a_run_without_failure(
     llama: Oracle, four_rows: tuple[list[Request], dict[str, tuple[int, ...]]],
     kind: str, worker: str, moment: str, replication: int,

@@ -139,7 +139,7 @@ def test_a_worker_says_what_lies_in_its_pools_and_copies() -> None:
     assert (peer, message) == ("controller", m.Holdings(epoch=Epoch(2)))
     assert decode_held(payload) == [
         HeldRow(A, SECOND, 5, False),
-        HeldRow(B, LayerRange(0, 3), 4, False),
+        HeldRow(B, LayerRange(0, 3), 4, False, in_place=False),
         HeldRow(A, FIRST, 3, True),
     ]
 

@@ -201,9 +201,6 @@ def command(directory: Path, *overrides: str, flags: Sequence[str] = ()) -> tupl
     [
         (["profile.prompt_time_s=5"], 0, "disaggregate: ", ()),
         (["profile.prompt_time_s=0", "profile.token_time_s=0"], 0, "do not disaggregate", ("-O",)),
-        (["cluster.num_machines=1"], 0, "do not disaggregate", ("-O",)),
-        (["profile.streaming_overhead=2"], 0, "do not disaggregate", ("-O",)),
-        (["cluster.device_memory_gb=0.5"], 3, "infeasible because", ()),
         (["cluster.device_memory_gb=0.5"], 3, "infeasible because", ("-O",)),
         (["profile.token_time_s=nan"], 2, "profile.token_time_s", ("-O",)),
     ],
