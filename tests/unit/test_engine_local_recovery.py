@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from _pytest.mark.structures import ParameterSet
 
 from dejavu.control.placement import Declared
 from dejavu.control.replan import shrunk
@@ -39,7 +38,7 @@ ALWAYS = ("during the first prompt", "middle")
 """Moments at which every number of copies is tried by default; at the others one copy, and the rest in the grid."""
 
 
-def death_case(kind: str, worker: str, moment: str, replication: int) -> ParameterSet:
+def death_case(kind: str, worker: str, moment: str, replication: int) -> object:
     is_extra = moment not in ALWAYS and replication != 1
     return pytest.param(kind, worker, moment, replication, marks=[pytest.mark.grid] * is_extra)
 
