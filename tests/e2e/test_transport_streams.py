@@ -55,7 +55,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     made.finish()
 
 
-@pytest.fixture(params=["local", "ucx"])
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.grid), "ucx"])
 def big_bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(transport_maker(request.param, monkeypatch), counts_descriptors=request.param != "ucx")
     yield made
