@@ -18,3 +18,6 @@ RowId = NewType("RowId", int)
 
 Epoch = NewType("Epoch", int)
 """The generation of the plan; it grows with every repair or re-plan, and messages of an older one are refused."""
+
+FIRST_EPOCH = Epoch(1)
+"""In which a cluster starts."""

@@ -33,12 +33,13 @@ from dejavu.engine.sources import Sources
 from dejavu.engine.step_memory import StepMemory
 from dejavu.engine.swapping import swapped_or_resident
 from dejavu.errors import ConfigError
-from dejavu.ids import WorkerName
+from dejavu.ids import FIRST_EPOCH, WorkerName
+from dejavu.kv.fresh_memory import fresh_zeros
 from dejavu.kv.inbox import KvInbox
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.slots import NUM_SLOTS
-from dejavu.kv.swapper import SwapCounters
+from dejavu.kv.swap_counters import SwapCounters
 from dejavu.models.computation import StageComputation
 from dejavu.models.modelled_stage import ModelledStage
 from dejavu.models.pace import Pace
@@ -213,7 +214,7 @@ def _make_pool(plan: Plan, place: Place, kept: Kept, before: Place | None) -> No
     if _keeps_rows(place):
         memory = kept.spare
         if memory is None or memory.numel() < KvPool.pool_bytes(plan.model.layout, layers, num_rows):
-            memory = _room(plan, len(layers), num_rows)
+            memory = _room(plan, len(layers), num_rows, is_awaited=plan.epoch > FIRST_EPOCH)
         pool = KvPool(plan.model.layout, layers, num_rows, plan.rows_device, memory=memory)
         kept.spare = None
         kept.held = HeldPool(pool=pool, rows=PoolRows(place.pipeline.microbatch_rows))
@@ -229,8 +230,11 @@ def _make_slots(plan: Plan, place: Place, kept: Kept) -> None:
         logger.info("swapping: two slots of %.1f MiB on %s", kept.slots.nbytes / 2 / 2**20, plan.device)
 
 
-def _room(plan: Plan, num_layers: int, num_rows: int) -> Tensor:
+def _room(plan: Plan, num_layers: int, num_rows: int, *, is_awaited: bool = False) -> Tensor:
+    """Zeroed memory for a pool; where a cluster that serves waits for it, without its pages, if it may lack them."""
     is_pinned = plan.rows_device != plan.device
+    if is_awaited and plan.rows_device == "cpu" and not is_pinned:
+        return fresh_zeros(num_rows * plan.model.layout.row_bytes(num_layers))
     return KvPool.room(plan.model.layout, num_layers, num_rows, plan.rows_device, pin=is_pinned)
 
 

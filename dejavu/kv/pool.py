@@ -18,7 +18,7 @@ TORCH_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fl
 
 
 class KvPool:
-    """K and V of ``num_rows`` rows for ``layers``, zeroed and backed by real pages.
+    """K and V of ``num_rows`` rows for ``layers``, zeroed and, unless ``memory`` is given, backed by real pages.
 
     They start as zeros because a NaN in a masked cell would poison its row (0 times NaN), and touched because a
     fresh page costs several times a copy. All layers share one storage ``cells_LCRHSD``, so that a row or a step

@@ -6,7 +6,6 @@ waits: that is the back-pressure which keeps a fast computation from filling mem
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import threading
 import time
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dejavu.errors import Retryable
+from dejavu.kv.fresh_memory import page_memory
 
 _MOMENT_S: Final = 0.001
 
@@ -170,13 +170,8 @@ class LentMemory:
 
 def _host_memory(num_bytes: int) -> Tensor:
     """Bytes that start on a page and lie on huge pages where the system has them: a disk takes fewer, larger parts."""
-    memory = mmap.mmap(-1, num_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel without huge pages says so; then these are ordinary ones.
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
     # Zeroed, not merely allocated: the first touch of a page costs several times a copy.
-    return torch.frombuffer(memory, dtype=torch.uint8).zero_()
+    return page_memory(num_bytes).zero_()
 
 
 def _pinned(num_bytes: int) -> Tensor:
