@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import platform
 import signal
 import sys
 import threading
@@ -22,20 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dejavu.clock import SystemClock
-from dejavu.control.member import Member, MemberState, encode_json
+from dejavu.control.member import MemberState, encode_json
 from dejavu.control.plan import Place, Plan
 from dejavu.engine.cluster_view import ClusterView
 from dejavu.engine.gaps import in_the_gaps
 from dejavu.engine.injected import InjectedFaults
 from dejavu.engine.leader import LeaderWatch
 from dejavu.engine.lines import read_line
-from dejavu.engine.linking import STOPPED_EARLY, Linking, Superseded
+from dejavu.engine.linking import STOPPED_EARLY, ControllerGone, Linking, Superseded
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
 from dejavu.engine.peers import Peers
+from dejavu.engine.registration import Registration
 from dejavu.engine.worker_arguments import await_spec, owned_spec
 from dejavu.engine.worker_spec import WorkerSpec
 from dejavu.errors import ConfigError, DejavuError, Fatal
-from dejavu.ids import Epoch, IncarnationId
+from dejavu.ids import FIRST_EPOCH, Epoch, IncarnationId
 from dejavu.report.logs import WorkerLog
 from dejavu.store.keys import Keys
 from dejavu.store.lease import LeaseKeeper
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 3.0
-_FIRST_EPOCH = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,8 @@ class WorkerProcess:
         self._clock = SystemClock()
         self._plan: Plan | None = None
         self._served_epoch: Epoch | None = None
+        self._leader: str | None = None
+        self._follows_leader = False
         self._is_stopping = False
         self._mailbox = Mailbox(
             cluster=spec.cluster,
@@ -82,11 +83,12 @@ class WorkerProcess:
             fingerprint=lambda: "" if self._plan is None else self._plan.model.layout.fingerprint,
         )
         self._transport = make_transport(spec.transport_kind, spec.secret, spec.transport_settings)
-        self._address = self._transport.listen(self._mailbox, host=spec.host)
+        address = self._transport.listen(self._mailbox, host=spec.host)
+        self._registration = Registration(spec=spec, incarnation=self._incarnation, address=address)
         self._keeper = LeaseKeeper(
             spec.store,
             spec.lease_ttl_s,
-            {self._keys.worker(spec.name): encode_json(self._member("starting"))},
+            {self._keys.worker(spec.name): encode_json(self._registration.member("starting"))},
             guard=self._incarnation.encode(),
         )
         self._view = ClusterView(spec.store, self._keys, lambda: self._mailbox.post(Wake()))
@@ -100,6 +102,9 @@ class WorkerProcess:
             # Its name is another's now: nothing may be said under it.
             raise
         except DejavuError as error:
+            if isinstance(error, ControllerGone) and self._follows_leader and self._view.controller() is None:
+                logger.info("%s, and nobody leads the cluster: ending", error)
+                return
             self._register("draining", problem=str(error))
             raise
 
@@ -115,7 +120,9 @@ class WorkerProcess:
 
     def follow_leader(self) -> None:
         """The worker will be asked to stop when its controller leads no more: nobody else would."""
-        LeaderWatch(self._view, self.ask_to_stop, lease_ttl_s=self._spec.lease_ttl_s).start()
+        self._follows_leader = True
+        watch = LeaderWatch(self._view, self.ask_to_stop, self._mailbox.is_led, lease_ttl_s=self._spec.lease_ttl_s)
+        watch.start()
 
     def inject(self, line: bytes) -> None:
         """The fault in this line has been brought about, or logged as unreadable."""
@@ -128,7 +135,7 @@ class WorkerProcess:
 
     def _serve(self) -> None:
         role = self._view.wait_for(self._find_role, "a plan for this worker", self._spec.start_timeout_s)
-        if role.place is None and role.plan is not None and role.plan.epoch > _FIRST_EPOCH:
+        if role.place is None and role.plan is not None and role.plan.epoch > FIRST_EPOCH:
             # The next standby: others serve beside it.
             in_the_gaps(partial(importlib.import_module, "dejavu.engine.build"))
         from dejavu.engine.build import load_stage, load_whole, new_kept  # torch and transformers: seconds
@@ -236,24 +243,12 @@ class WorkerProcess:
         self._mailbox.post(PeerLost(peer=peer, reason=reason, epoch=epoch))
 
     def _register(self, state: MemberState, place: Place | None = None, *, problem: str | None = None) -> None:
-        self._keeper.update(self._keys.worker(self._spec.name), encode_json(self._member(state, place, problem)))
-
-    def _member(self, state: MemberState, place: Place | None = None, problem: str | None = None) -> Member:
-        return Member(
-            name=self._spec.name,
-            incarnation=self._incarnation,
-            host=platform.node(),
-            pid=os.getpid(),
-            address=self._address,
-            device=self._spec.device,
-            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            state=state,
-            pipeline=None if place is None else place.pipeline.kind,
-            stage=None if place is None else place.stage.index,
-            layers=None if place is None else place.stage.layers,
-            epoch=None if place is None or self._plan is None else self._plan.epoch,
-            problem=problem,
-        )
+        if self._leader is None and (leader := self._view.controller()) is not None:
+            # For good: whoever serves one controller does not go over to the next.
+            self._leader = leader.incarnation
+        epoch = None if self._plan is None else self._plan.epoch
+        member = self._registration.member(state, place=place, epoch=epoch, leader=self._leader, problem=problem)
+        self._keeper.update(self._keys.worker(self._spec.name), encode_json(member))
 
 
 def main(words: Sequence[str] = ()) -> int:
@@ -267,6 +262,9 @@ def main(words: Sequence[str] = ()) -> int:
     except DejavuError as error:
         sys.stderr.write(f"error: cannot start: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        # Also while it waits for its cluster, which may be minutes.
+        return 130
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: worker.ask_to_stop())
     if words:

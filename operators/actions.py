@@ -12,7 +12,10 @@ from dejavu.ids import WorkerName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutSpec:
-    """The declared state is to be in the store."""
+    """The declared state is to be in the store, if the store still has what was seen there."""
+
+    previous: bytes | None
+    """What was seen; None: no declared state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

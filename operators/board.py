@@ -15,8 +15,8 @@ from dejavu.store.client import StoreClient
 from dejavu.store.faults import StoreUnavailable, is_lease_gone
 from dejavu.store.keys import Keys
 from dejavu.store.lease import LeaseKeeper
+from operators.launcher import Launcher
 from operators.observation import Observed, changes_of, journals_of, members_of
-from operators.processes import Launcher
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ _CLAIM_PAUSE_S = 0.1
 class StoreBoard:
     """Everything that this controller writes lies on its lease, so nothing of it outlives the controller.
 
-    Spec, status and its own key are the keeper's to put again. The plan and the journals are not: the keeper writes
-    late and unconditionally, and could put an old plan over a newer one. They are written here, compare-and-swap, and a
-    look that misses them has them put again.
+    The status and its own key are the keeper's to put again. The declared state, the plan and the journals are not: the
+    keeper writes late and unconditionally, and could put an old plan over a newer one, or a declared state over
+    somebody's wish. They are written here, compare-and-swap, and a look that misses them has them put again.
     """
 
     def __init__(self, client: StoreClient, keeper: LeaseKeeper, keys: Keys) -> None:
@@ -37,6 +37,7 @@ class StoreBoard:
         self._keys = keys
         self._was_reachable = True
         self._own_key: bytes | None = None
+        self._incarnation: str | None = None
 
     def claim(self, entry: ControllerEntry, clock: Clock, *, lease_ttl_s: float) -> None:
         """This process is the cluster's only controller. Waits for the lease of one that has died.
@@ -57,7 +58,7 @@ class StoreBoard:
                 )
             clock.sleep(_CLAIM_PAUSE_S)
         self._keeper.update(self._keys.controller, value)
-        self._own_key = value
+        self._own_key, self._incarnation = value, entry.incarnation
 
     def observe(self, launcher: Launcher) -> Observed:
         """One look; members are None while the store cannot be read."""
@@ -83,7 +84,7 @@ class StoreBoard:
         self._was_reachable = True
         values = {entry.key: entry.value for entry in snapshot.entries}
         return Observed(
-            members=members_of(snapshot, self._keys),
+            members=members_of(snapshot, self._keys, self._incarnation),
             plan=values.get(self._keys.plan),
             spec=values.get(self._keys.spec),
             running=running,
@@ -96,9 +97,9 @@ class StoreBoard:
             changes=changes_of(snapshot, self._keys),
         )
 
-    def put_spec(self, value: bytes) -> None:
-        """The declared state will be in the store."""
-        self._keeper.update(self._keys.spec, value)
+    def put_spec(self, previous: bytes | None, value: bytes) -> None:
+        """The declared state is in the store if that had ``previous`` (None: none), or the next look tries again."""
+        self._swap(self._keys.spec, previous, value)
 
     def put_plan_if(self, previous: bytes | None, value: bytes) -> bool | None:
         """True: the store had ``previous`` (None: no plan) and has this plan now. False: it has something else.

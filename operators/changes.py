@@ -16,7 +16,6 @@ from dejavu.config.declared import read_declared
 from dejavu.control.changing import LIVE, changed_plan
 from dejavu.control.journal import RestoreReceipt
 from dejavu.control.member import encode_json
-from dejavu.control.memory import Limits
 from dejavu.control.spec_change import SpecChange, differences, why_fixed
 from dejavu.errors import ConfigError, InfeasibleError
 from dejavu.ids import Epoch
@@ -99,8 +98,7 @@ def _taken_up(state: RepairState, wish: bytes, now: Moment, rules: Rules) -> Ste
         plan = None
         if change.differences:
             wanted = {key: after for key, (_, after) in change.differences.items()}
-            limits = Limits(device_bytes=rules.device_memory_bytes, host_bytes=rules.host_memory_bytes)
-            plan = changed_plan(state.plan, wanted, revision=revision, may_grow=rules.may_grow, limits=limits)
+            plan = changed_plan(state.plan, wanted, revision=revision, may_grow=rules.may_grow, limits=rules.limits)
     except (ConfigError, InfeasibleError) as error:
         refused = changed(change, phase="refused", reason=str(error), is_infeasible=isinstance(error, InfeasibleError))
         # The revision is used up, and the state is what it was.
@@ -108,7 +106,7 @@ def _taken_up(state: RepairState, wish: bytes, now: Moment, rules: Rules) -> Ste
         return replace(state, spec=spec, changes=(*state.changes, refused)), ()
     change = changed(change, phase="done") if plan is None else changed(change, epoch=plan.epoch)
     # Also where it is there already: it has to lie on the controller's lease.
-    return replace(state, spec=wish, pending=plan, changes=(*state.changes, change)), (PutSpec(),)
+    return replace(state, spec=wish, pending=plan, changes=(*state.changes, change)), (PutSpec(previous=wish),)
 
 
 def _check_live(change: SpecChange) -> None:

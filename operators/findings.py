@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from dejavu.control.journal import Failure
+from dejavu.ids import WorkerName
 from operators import detection
 from operators.membership import Attendance
 from operators.observation import Moment, Observed
@@ -31,11 +34,25 @@ def failures_of(
         return found
     # By a repair, or by a change of the declared state.
     if state.formed_epoch != plan.epoch:
-        since_s = {name: max((state.fenced_s, state.blind_s, *state.starts.get(name, ()))) for name in plan.workers}
+        since_s = {name: _since_s(state, name) for name in plan.workers}
         found = detection.late(plan, state.attendance, since_s, now, timeout_s=rules.start_timeout_s)
     if found or now.monotonic_s - state.blind_s < rules.confirm_s:
         return found
     return detection.broken_link(state.suspicions, state.attendance, now, confirm_s=rules.confirm_s)
+
+
+def unbegun(state: RepairState, observed: Observed, rules: Rules) -> tuple[WorkerName, ...]:
+    """Workers with a place that have no process yet: there is no room for one, or whoever starts them has not."""
+    waiting = {name for name, pid in observed.pids.items() if pid < 0 and name in observed.running}
+    is_missed = not rules.starts_processes
+    return tuple(
+        name for name in state.newest.workers if name in waiting or (is_missed and name not in state.attendance.seen)
+    )
+
+
+def _since_s(state: RepairState, name: WorkerName) -> float:
+    """Since when the worker could have come to serve, in monotonic seconds."""
+    return max(state.fenced_s, state.blind_s, state.unbegun_s.get(name, -math.inf), *state.starts.get(name, ()))
 
 
 def finding_of(state: RepairState, failure: Failure, now: Moment) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dejavu.ids import WorkerName
-from operators.actions import Action, StartWorker
+from operators.actions import StartWorker
 from operators.membership import Attendance
 from operators.observation import Observed
 
@@ -20,7 +20,7 @@ WINDOW_S = 60.0
 
 def decide(
     desired: Iterable[WorkerName], attendance: Attendance, observed: Observed, starts: Starts, now_s: float
-) -> tuple[Action, ...]:
+) -> tuple[StartWorker, ...]:
     """Start what neither runs nor is registered, as soon as its pause is over.
 
     A worker that registered by itself needs no process. While the store cannot be read nobody is started: a worker

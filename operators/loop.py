@@ -32,8 +32,8 @@ from operators.actions import (
     TellFormed,
 )
 from operators.detection import Suspicion
+from operators.launcher import Launcher
 from operators.observation import Moment, Observed
-from operators.processes import Launcher
 from operators.repair_state import RepairState, Rules
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Board(Protocol):
     def observe(self, launcher: Launcher) -> Observed:
         """One look; members are None while the store cannot be read."""
 
-    def put_spec(self, value: bytes) -> None: ...
+    def put_spec(self, previous: bytes | None, value: bytes) -> None: ...
 
     def put_plan_if(self, previous: bytes | None, value: bytes) -> bool | None:
         """True: in; False: the store had something else than ``previous``; None: unknown."""
@@ -80,6 +80,7 @@ class ClusterOperator:
         confirm_s: how long a suspicion waits for the exit or the end of the lease that explains it: TTL + 1.5 s.
         patience_s: how long workers may be missed that a wiped or restarted store has lost.
         start_timeout_s: how long a worker may take to serve in a new epoch before it counts as failed.
+        starts_processes: whether the launcher starts anybody; else who is missed is told in the log.
         device_memory_bytes: what a worker's device has, for a plan that is cut anew; None: not checked.
         host_memory_bytes: what its host has for KV that is swapped; None: not checked.
         on_fenced: told once of each new plan, when it is in force.
@@ -107,6 +108,7 @@ class ClusterOperator:
         on_journal: Callable[[RepairJournal], None] = lambda journal: None,
         device_memory_bytes: int | None = None,
         host_memory_bytes: int | None = None,
+        starts_processes: bool = True,
         wake: threading.Event | None = None,
     ) -> None:
         self._state = RepairState(plan=plan, spec=spec)
@@ -115,6 +117,7 @@ class ClusterOperator:
             confirm_s=confirm_s,
             patience_s=patience_s,
             start_timeout_s=start_timeout_s,
+            starts_processes=starts_processes,
             device_memory_bytes=device_memory_bytes,
             host_memory_bytes=host_memory_bytes,
         )
@@ -225,7 +228,7 @@ class ClusterOperator:
     def _act(self, action: Action) -> None:
         match action:
             case PutSpec():
-                self._board.put_spec(self._state.spec)
+                self._board.put_spec(action.previous, self._state.spec)
             case PutPlan():
                 self._put_plan(action)
             case PutJournal():

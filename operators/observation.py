@@ -70,8 +70,11 @@ class Observed:
     """Changes of the declared state in the store, by its revision."""
 
 
-def members_of(snapshot: Snapshot, keys: Keys) -> dict[WorkerName, Member]:
-    """The registered workers; a value that is none of ours is left out and logged."""
+def members_of(snapshot: Snapshot, keys: Keys, leader: str | None = None) -> dict[WorkerName, Member]:
+    """The registered workers; a value that is none of ours is left out and logged.
+
+    Left out, too, are those that serve another controller than ``leader``: they were another run's, and will end.
+    """
     members: dict[WorkerName, Member] = {}
     for entry in snapshot.entries:
         if not entry.key.startswith(keys.workers_prefix):
@@ -81,7 +84,8 @@ def members_of(snapshot: Snapshot, keys: Keys) -> dict[WorkerName, Member]:
         except msgspec.DecodeError as error:
             logger.warning("%s does not hold a worker: %s", entry.key, error)
             continue
-        members[member.name] = member
+        if leader is None or member.leader in (None, leader):
+            members[member.name] = member
     return members
 
 

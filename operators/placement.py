@@ -32,7 +32,7 @@ def decide(spec: bytes, plan: Plan, observed: Observed) -> tuple[Action, ...]:
         return ()
     actions: list[Action] = []
     if observed.spec != spec and revision_of(observed.spec) <= revision_of(spec):
-        actions.append(PutSpec())
+        actions.append(PutSpec(previous=observed.spec))
     if not is_in_store(plan, observed) and epoch_of(observed.plan) <= plan.epoch:
         actions.append(PutPlan(plan=plan, previous=observed.plan))
     return tuple(actions)

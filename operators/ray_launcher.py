@@ -8,15 +8,15 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dejavu.errors import ConfigError
 from dejavu.ids import WorkerName
-from operators.observation import ProcessExit
 from operators.ray_owner import WorkerOwner
+from operators.roster import Entry, Roster
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +35,17 @@ def import_ray() -> Any:
 
 @dataclass(slots=True)
 class _Owned:
-    """A worker's newest process, and the actor that owns it."""
+    """The actor that owns a worker's process, and the thread that follows it to its end."""
 
-    owner: Any
-    thread: threading.Thread
-    pid: int
-    """Below 0 until the process has started."""
-    is_killed: bool = False
+    actor: Any
+    thread: threading.Thread | None = None
 
 
-class RayLauncher:
+class RayLauncher(Roster[_Owned]):
     """A worker an actor, spread over the nodes; each takes ``num_threads`` CPUs, or a GPU and them.
 
-    The actors are this process's: Ray ends them with it, and each worker ends with its actor.
+    The actors are this process's: Ray ends them with it, and each worker ends with its actor. One that Ray has no room
+    for waits for a place, and has no process until then.
 
     Args:
         spec_of: the JSON line that a worker reads at its start; its host is replaced by its node's address.
@@ -57,7 +55,7 @@ class RayLauncher:
         on_exit: called on a thread of this launcher as soon as a process has ended.
         address: of the Ray cluster; ``auto``: the one of this node, or the environment's RAY_ADDRESS.
 
-    Raises ConfigError when Ray is not installed or no cluster answers there.
+    Raises ConfigError when Ray is not installed, no cluster answers there, or it is one of another version.
     """
 
     def __init__(
@@ -70,21 +68,18 @@ class RayLauncher:
         on_exit: Callable[[], None],
         address: str,
     ) -> None:
+        super().__init__(log_folder, on_exit)
         self._ray = import_ray()
         self._spec_of = spec_of
-        self._log_folder = log_folder
         self._num_threads = num_threads
-        self._on_exit = on_exit
-        self._lock = threading.Lock()
-        self._owned: dict[WorkerName, _Owned] = {}
-        self._running: set[WorkerName] = set()
-        self._exits: list[ProcessExit] = []
-        self._is_stopping = False
         self._unknown_pids = itertools.count(-1, -1)
         try:
             self._ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"cluster.ray_address={address}: no Ray cluster answers ({error})") from error
+        except RuntimeError as error:
+            # Ray's word for a cluster of another Ray or Python version.
+            raise ConfigError(f"cluster.ray_address={address}: that cluster cannot be joined ({error})") from error
         self._actor = self._ray.remote(
             num_cpus=num_threads, num_gpus=num_gpus, max_concurrency=_CALLS_AT_ONCE, scheduling_strategy="SPREAD"
         )(WorkerOwner)
@@ -92,115 +87,71 @@ class RayLauncher:
     def start(self, name: WorkerName) -> None:
         """A new process for the worker is starting where Ray has room, unless this launcher is stopping."""
         line = self._spec_of(name)
-        with self._lock:
-            if self._is_stopping:
-                return
-            owner = self._actor.remote()
-            thread = threading.Thread(target=self._follow, args=(name, owner, line), name=f"ray-{name}", daemon=True)
-            self._owned[name] = _Owned(owner=owner, thread=thread, pid=next(self._unknown_pids))
-            self._running.add(name)
-        thread.start()
+        entry = self._enter(name, lambda: (_Owned(self._actor.remote()), next(self._unknown_pids)))
+        if entry is None:
+            return
+        entry.handle.thread = threading.Thread(target=self._follow, args=(entry, line), name=f"ray-{name}", daemon=True)
+        entry.handle.thread.start()
         logger.info("worker %s is placed by Ray, its log on that node: %s", name, self.log_of(name))
 
     def kill(self, name: WorkerName) -> None:
-        """The worker's newest process ends now; its end is not among ``exits``."""
-        with self._lock:
-            if name not in self._running:
-                return
-            self._running.discard(name)
-            owned = self._owned[name]
-            owned.is_killed = True
+        """The worker's newest process ends now, or is never started; its end is not among ``exits``."""
+        entry = self._take_off(name)
+        if entry is None:
+            return
         logger.info("worker %s is killed", name)
-        owned.owner.signal.remote(int(signal.SIGKILL))
+        if entry.pid < 0:
+            # A signal would wait for the actor to be placed, and come before the start.
+            self._ray.kill(entry.handle.actor)
+        else:
+            entry.handle.actor.signal.remote(int(signal.SIGKILL))
 
     def signal(self, name: WorkerName, signum: int) -> None:
         """The worker's newest process gets the signal soon, if it runs."""
-        if (owned := self._running_one(name)) is not None:
-            owned.owner.signal.remote(signum)
+        if (entry := self._find(name, f"sent signal {signum}")) is not None:
+            entry.handle.actor.signal.remote(signum)
 
     def tell(self, name: WorkerName, line: bytes) -> None:
         """The worker's newest process will read one more line on its standard input, if it runs."""
-        if (owned := self._running_one(name)) is not None:
-            owned.owner.tell.remote(line)
-
-    def pid_of(self, name: WorkerName) -> int | None:
-        """The worker's newest process on its node; None for a worker that was not started here."""
-        return self.pids().get(name)
-
-    def pids(self) -> Mapping[WorkerName, int]:
-        """The newest process of every worker that was started; below 0: it has not begun yet."""
-        with self._lock:
-            return {name: owned.pid for name, owned in self._owned.items()}
-
-    def running(self) -> frozenset[WorkerName]:
-        """Workers whose newest process was started and has not ended."""
-        with self._lock:
-            return frozenset(self._running)
-
-    def exits(self) -> tuple[ProcessExit, ...]:
-        """Ends that nobody asked for, oldest first."""
-        with self._lock:
-            return tuple(self._exits)
-
-    def is_stopping(self) -> bool:
-        """True once an end is no failure any more."""
-        with self._lock:
-            return self._is_stopping
-
-    def expect_exits(self) -> None:
-        """From now on a process that ends is no failure."""
-        with self._lock:
-            self._is_stopping = True
-
-    def log_of(self, name: WorkerName) -> Path:
-        """Where the worker logs, on its node."""
-        return self._log_folder / f"{name}.log"
+        if (entry := self._find(name, f"told {line!r}")) is not None:
+            entry.handle.actor.tell.remote(line)
 
     def stop(self) -> None:
         """No process is left: asked by SIGTERM, killed with their actors after a grace. Idempotent."""
         self.expect_exits()
-        with self._lock:
-            owned, self._owned = list(self._owned.values()), {}
-        for one in owned:
-            one.owner.signal.remote(int(signal.SIGTERM))
+        left = [(entry, thread) for entry in self._all() if (thread := entry.handle.thread) and thread.is_alive()]
+        for entry, _ in left:
+            if entry.pid < 0:
+                self._ray.kill(entry.handle.actor)
+            else:
+                entry.handle.actor.signal.remote(int(signal.SIGTERM))
         deadline_s = time.monotonic() + _STOP_GRACE_S
-        for one in owned:
-            one.thread.join(max(deadline_s - time.monotonic(), 0.0))
-            if one.thread.is_alive():
-                one.owner.signal.remote(int(signal.SIGKILL))
-                one.thread.join(_STOP_GRACE_S)
+        for entry, thread in left:
+            thread.join(max(deadline_s - time.monotonic(), 0.0))
+            if thread.is_alive():
+                entry.handle.actor.signal.remote(int(signal.SIGKILL))
+                thread.join(_STOP_GRACE_S)
         self._ray.shutdown()
 
-    def _running_one(self, name: WorkerName) -> _Owned | None:
-        with self._lock:
-            owned = self._owned.get(name) if name in self._running else None
-        if owned is None:
-            logger.warning("worker %s has no process", name)
-        return owned
-
-    def _follow(self, name: WorkerName, owner: Any, line: bytes) -> None:
+    def _follow(self, entry: Entry[_Owned], line: bytes) -> None:
         """From the worker's start to its end, on a thread of its own."""
-        status = -int(signal.SIGKILL)
+        status, actor = -int(signal.SIGKILL), entry.handle.actor
         try:
-            # The actor's own node says where it is reached.
-            host = self._ray.get(owner.address.remote())
-            pid = self._ray.get(owner.start.remote(line, host, str(self.log_of(name)), self._num_threads))
-            with self._lock:
-                if (mine := self._owned.get(name)) is not None and mine.owner is owner:
-                    mine.pid = pid
-            status = self._ray.get(owner.wait.remote())
-            self._ray.kill(owner)
+            # The actor's own node says where it is reached, once it has one.
+            host = self._ray.get(actor.address.remote())
+            if self._is_wanted(entry):
+                log = str(self.log_of(entry.name))
+                pid = self._ray.get(actor.start.remote(line, host, log, self._num_threads))
+                if self._begun(entry, pid):
+                    status = self._ray.get(actor.wait.remote())
+        except self._ray.exceptions.RayTaskError as error:
+            status = 1
+            logger.warning("worker %s cannot be started on its node: %s", entry.name, error.cause)
         except self._ray.exceptions.RayError as error:
-            logger.warning("worker %s: its node or its actor is gone: %s", name, str(error).partition("\n")[0])
-        self._ended(name, owner, status)
-
-    def _ended(self, name: WorkerName, owner: Any, status: int) -> None:
-        with self._lock:
-            owned = self._owned.get(name)
-            if owned is None or owned.owner is not owner:
-                return
-            self._running.discard(name)
-            if self._is_stopping or owned.is_killed:
-                return
-            self._exits.append(ProcessExit(name=name, status=status, pid=owned.pid, at_s=time.time()))
-        self._on_exit()
+            if self._is_wanted(entry):
+                reason = str(error).partition("\n")[0]
+                logger.warning("worker %s: its node or its actor is gone: %s", entry.name, reason)
+        finally:
+            # It would keep its CPUs; with it ends a process that nobody wants any more.
+            self._ray.kill(actor)
+        self._ended(entry, status)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import msgspec
 import dejavu
 from dejavu.control.member import encode_json
 from dejavu.engine.worker_spec import decode_worker_spec
+from operators.worker_process import WORKER_COMMAND, start_process, write_line
 
 
 class WorkerOwner:
@@ -30,28 +29,14 @@ class WorkerOwner:
         return str(importlib.import_module("ray").util.get_node_ip_address())
 
     def start(self, line: bytes, host: str, log: str, num_threads: int) -> int:
-        """The worker of that spec line runs, listens on ``host`` and logs to ``log``; its process id."""
+        """The worker of that spec line runs, publishes ``host`` and logs to ``log``; its process id."""
         spec = msgspec.structs.replace(decode_worker_spec(line), host=host)
         path = Path(log)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # The very package that this process has found, wherever it was started.
         root = str(Path(dejavu.__file__).parents[1])
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(num_threads),
-            "TOKENIZERS_PARALLELISM": "false",
-            "GRPC_VERBOSITY": "NONE",
-            # The very package that this process has found, wherever it was started.
-            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-        }
-        with path.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "dejavu.worker"],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
+        found_at = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        self._process = start_process(WORKER_COMMAND, path, num_threads=num_threads, more={"PYTHONPATH": found_at})
         self.tell(encode_json(spec))
         return self._process.pid
 
@@ -63,10 +48,8 @@ class WorkerOwner:
     def tell(self, line: bytes) -> None:
         """The process will read one more line, if it runs."""
         assert self._process is not None, "started first"
-        assert self._process.stdin is not None, "started with a pipe"
-        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
+        with self._lock:
+            write_line(self._process, line)
 
     def signal(self, signum: int) -> None:
         """The process has got the signal, if it runs."""

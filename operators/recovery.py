@@ -15,9 +15,9 @@ from dejavu.control.journal import Failure, RepairJournal, RestoreReceipt
 from dejavu.errors import InfeasibleError, InvalidTransition
 from dejavu.ids import Epoch, WorkerName
 from operators import launch
-from operators.actions import Action, FailRun, KillWorker, Say, StartWorker, TellFenced, TellFormed
+from operators.actions import Action, FailRun, KillWorker, Say, TellFenced, TellFormed
 from operators.detection import Suspicion
-from operators.findings import failures_of, finding_of
+from operators.findings import failures_of, finding_of, unbegun
 from operators.membership import all_serving, attend, waits, without
 from operators.observation import Moment, Observed
 from operators.placement import epoch_of, is_in_store
@@ -45,6 +45,8 @@ def step(state: RepairState, observed: Observed, now: Moment, rules: Rules) -> S
     )
     blind_s = now.monotonic_s if observed.members is None else state.blind_s
     state = replace(state, attendance=after, blind_s=blind_s)
+    waiting_s = dict.fromkeys(unbegun(state, observed, rules), now.monotonic_s)
+    state = replace(state, unbegun_s={**state.unbegun_s, **waiting_s})
     if observed.is_ending or state.problem is not None:
         return state, adopted
     failures = failures_of(state, before, observed, now, rules)
@@ -104,8 +106,10 @@ def _adopt(state: RepairState, observed: Observed, now: Moment) -> Step:
 
 def _lose(state: RepairState, failures: Sequence[Failure], observed: Observed, now: Moment) -> Step:
     """The failures of workers with a place are findings of a repair; a standby that died is only forgotten."""
-    if failures and not state.has_served:
-        return _fail(state, failures[0], "")
+    if not state.has_served:
+        state, failures = _forgiven(state, failures, observed)
+        if failures:
+            return _fail(state, failures[0], "")
     findings = [finding_of(state, failure, now) for failure in failures if failure.worker in state.newest.workers]
     standbys = [failure for failure in failures if failure.worker not in state.newest.workers]
     dead = [*standbys, *(finding.failure for finding in findings if finding.is_dead)]
@@ -127,6 +131,15 @@ def _lose(state: RepairState, failures: Sequence[Failure], observed: Observed, n
         return state, refused
     said = tuple(Say(text=f"standby {failure.worker} {failure.reason}") for failure in standbys)
     return state, (*said, *_kill([failure.worker for failure in standbys], observed))
+
+
+def _forgiven(
+    state: RepairState, failures: Sequence[Failure], observed: Observed
+) -> tuple[RepairState, Sequence[Failure]]:
+    """While the cluster starts, one that somebody else started and that has gone is waited for as before it came."""
+    gone = {failure.worker for failure in failures if failure.cause == "lease" and failure.worker not in observed.pids}
+    left = [failure for failure in failures if failure.worker not in gone]
+    return replace(state, attendance=without(state.attendance, gone)), left
 
 
 def _note(state: RepairState, failures: tuple[Failure, ...], now: Moment) -> Step:
@@ -156,7 +169,7 @@ def _decide(state: RepairState, observed: Observed, now: Moment, rules: Rules) -
     links = frozenset(f.failure.worker for f in state.findings if not f.is_dead)
     hands = _hands(state, observed, now, rules)
     try:
-        choice = choose(state.plan, dead, links, hands, device_memory_bytes=rules.device_memory_bytes)
+        choice = choose(state.plan, dead, links, hands, limits=rules.limits)
     except (InfeasibleError, InvalidTransition) as error:
         return _fail(state, state.findings[0].failure, f" and nobody can take its place: {error}")
     journal = state.journal
@@ -208,10 +221,20 @@ def _start(state: RepairState, observed: Observed, now: Moment, rules: Rules) ->
     else:
         wanted = (*plan.workers, *(plan.standby if state.journal is None else ())) if rules.may_grow else ()
     actions = launch.decide(wanted, state.attendance, observed, state.starts, now.monotonic_s)
+    if not rules.starts_processes:
+        return _await(state, [action.name for action in actions])
     if not state.has_served:
         return state, actions
-    started = [action.name for action in actions if isinstance(action, StartWorker)]
+    started = [action.name for action in actions]
     return replace(state, starts=launch.noted(state.starts, started, now.monotonic_s)), actions
+
+
+def _await(state: RepairState, names: Sequence[WorkerName]) -> Step:
+    """Whoever starts workers is told once an epoch which are missed."""
+    epoch = state.plan.epoch
+    news = [name for name in names if state.awaited.get(name) != epoch]
+    said = tuple(Say(text=f"worker {name} is to be started elsewhere") for name in news)
+    return replace(state, awaited={**state.awaited, **dict.fromkeys(news, epoch)}), said
 
 
 def _kill(names: Sequence[WorkerName], observed: Observed) -> tuple[Action, ...]:

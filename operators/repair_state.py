@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dejavu.control.journal import Failure, RepairJournal
+from dejavu.control.memory import Limits
 from dejavu.control.plan import Plan
 from dejavu.control.spec_change import SpecChange
 from dejavu.ids import Epoch, IncarnationId, WorkerName
@@ -27,10 +28,17 @@ class Rules:
     """How long workers may be missed that a wiped or restarted store has lost."""
     start_timeout_s: float
     """How long a worker may take to serve in a new epoch."""
+    starts_processes: bool = True
+    """False where somebody else starts workers: who is missed is only told, and no start of theirs is counted."""
     device_memory_bytes: int | None = None
     """What the survivors have for a plan that is cut anew; None: not checked."""
     host_memory_bytes: int | None = None
     """What a worker's host has for KV that is swapped; None: not checked."""
+
+    @property
+    def limits(self) -> Limits:
+        """Both."""
+        return Limits(device_bytes=self.device_memory_bytes, host_bytes=self.host_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +87,10 @@ class RepairState:
     """Processes whose end is known or does not matter any more."""
     suspicions: Mapping[WorkerName, Suspicion] = field(default_factory=dict)
     starts: Starts = field(default_factory=dict)
+    unbegun_s: Mapping[WorkerName, float] = field(default_factory=dict)
+    """When a worker was last seen to have no process yet: what it may take to serve counts from then on."""
+    awaited: Mapping[WorkerName, Epoch] = field(default_factory=dict)
+    """Workers that somebody else is to start, and the epoch in which people were last told so."""
     link_breaks: Mapping[WorkerName, float] = field(default_factory=dict)
     """When a worker's links were last made anew for its sake."""
     repairs_s: tuple[float, ...] = ()

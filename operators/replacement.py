@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dejavu.control.journal import Replacement
+from dejavu.control.memory import Limits, check_moving
 from dejavu.control.plan import Plan
 from dejavu.control.replan import replaced, shrunk
 from dejavu.ids import Epoch, IncarnationId, WorkerName
@@ -36,14 +37,12 @@ class Hands:
     """Workers of whose name a new process may be started."""
 
 
-def choose(
-    plan: Plan, dead: Dead, links: frozenset[WorkerName], hands: Hands, *, device_memory_bytes: int | None
-) -> Choice:
+def choose(plan: Plan, dead: Dead, links: frozenset[WorkerName], hands: Hands, *, limits: Limits) -> Choice:
     """The plan of the next epoch without the dead: by a standby, also one that loads, else a new process, else without.
 
     ``links`` are workers that live and whose links are made anew, as all are in a new epoch. Where a process may be
     started, the name of a dead worker whose place a standby took becomes the next standby. Raises InfeasibleError when
-    the survivors cannot do it.
+    the survivors cannot do it, or have no room for what they keep and what they take over.
     """
     how: dict[WorkerName, Replacement] = dict.fromkeys(sorted(links - dead.keys()), "links")
     by: dict[WorkerName, WorkerName] = {}
@@ -63,7 +62,8 @@ def choose(
     if lost:
         # A standby that does not live would be counted as a survivor.
         absent: Dead = {name: dead.get(name) for name in after.standby}
-        after = shrunk(after, {**absent, **lost}, device_memory_bytes=device_memory_bytes)
+        after = shrunk(after, {**absent, **lost}, limits=limits)
+        check_moving(plan, after, limits, fresh={*dead, *by.values()})
     return Choice(plan=_numbered(plan, after, how, hands), how=how, by=by)
 
 

@@ -5,26 +5,39 @@
 - reference: ``simulate.reference=true`` for microbatches of about 200 tokens, in one pipeline and split 5 + 11; beside
   it the 1.3 s that the original project's simulator is said to take for the same on 16 stages
 - cluster: the simulator that runs the cluster's control code, the same requests in microbatches of ``--rows``
+- search: the best plan of 16 machines over all splits and batch sizes by the planner's formulas; and by the simulator
+  over all splits, batch sizes and degrees of data parallelism, as ``experiment=fig20`` searches for one number of
+  machines: a guess for each, and the three most promising of each kind simulated
 - memory: what the cluster's run holds at its peak, for answers of usual and of fourfold length: it must not grow
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import random
 import statistics
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from check_rehearsal import config_of
+from rich.console import Console
 
 from dejavu.control.placement import Declared, place
 from dejavu.control.plan import Mode, Plan
 from dejavu.ids import Epoch, RequestId
 from dejavu.models.spec import ModelSpec
 from dejavu.planning.costs import GivenCosts
+from dejavu.planning.sizing import plan_with_rows
 from dejavu.request import Request
 from dejavu.sim.reference import colocated, disaggregated
 from dejavu.sim.simulation import Setting, simulate
+from dejavu.workflows.plan import question
+from dejavu.workflows.simulation_comparison import compare
 
 _ORIGINAL_S = 1.3
 _PROMPT_S, _TOKEN_S = 1.307, 0.035
@@ -47,6 +60,7 @@ def main() -> None:
     for mode in ("colocated", "disaggregated"):
         plan = _plan(mode, args.stages, split, args.rows)  # type: ignore[arg-type]
         _report(f"cluster, {mode}", args.rounds, lambda plan=plan: _cluster(plan, trace, args.rows))  # type: ignore[misc]
+    _search(args.rounds, args.requests)
     plan = _plan("colocated", args.stages, split, args.rows)
     for times in (1, 4):
         longer = [new * times for new in trace]
@@ -57,15 +71,34 @@ def main() -> None:
         print(f"memory, {sum(longer):>9,} tokens, {events:>9,} events: {peak_bytes / 1e6:6.2f} MB at the peak")
 
 
+def _search(rounds: int, num_requests: int) -> None:
+    sizes = [1, 2, 4, 8, 16, 32]
+    fig20 = config_of(
+        (
+            "experiment=fig20",
+            "simulate.compare.machines=[16]",
+            f"simulate.compare.microbatches={sizes}",
+            f"workload.num_requests={num_requests}",
+        )
+    )
+    asked = replace(question(replace(fig20, cluster=replace(fig20.cluster, num_machines=16))), rows=max(sizes))
+    _report("search, planner", rounds, lambda: plan_with_rows(asked))
+    shown = Console(file=io.StringIO())
+    with tempfile.TemporaryDirectory(prefix="bench-simulator-") as folder:
+        _report("search, simulator", 1, lambda: compare(fig20, Path(folder), shown))
+
+
 def _report(name: str, rounds: int, work: Callable[[], object], original_s: float | None = None) -> None:
-    times_s = []
+    times_s, own_s = [], []
     for _ in range(rounds):
-        start_s = time.perf_counter()
+        start_s, started_s = time.perf_counter(), time.process_time()
         work()
         times_s.append(time.perf_counter() - start_s)
+        own_s.append(time.process_time() - started_s)
     middle_s = statistics.median(times_s)
     beside = "" if original_s is None else f"   {original_s / middle_s:5.0f} times as fast as {original_s:g} s"
-    print(f"{name:24} {middle_s * 1e3:9.1f} ms   ({min(times_s) * 1e3:.1f} to {max(times_s) * 1e3:.1f}){beside}")
+    spread = f"{min(times_s) * 1e3:.1f} to {max(times_s) * 1e3:.1f}; processor {statistics.median(own_s) * 1e3:.1f}"
+    print(f"{name:24} {middle_s * 1e3:9.1f} ms   ({spread}){beside}")
 
 
 def _colocated(trace: Sequence[int], depth: int) -> None:

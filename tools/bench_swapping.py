@@ -9,7 +9,6 @@ time the copies may be hidden where a core is idle; processor time has them in a
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -130,7 +129,8 @@ def compare(spec: ModelSpec, batch: int, tokens: int, steps: int, rounds: int) -
         print(
             f"B={batch:<3} {name:11} {median(one.wall_s for one in taken[name]) * 1e3:8.2f} ms/token "
             f"{median(gain[0] for gain in gains):6.2f}x wall {median(gain[1] for gain in gains):6.2f}x processor "
-            f"{swap.waits:5} of {swap.steps} steps waited {swap.wait_s:.3f} s"
+            f"{swap.steps:6} steps waited {swap.waits} times, {swap.wait_s:.3f} s; copied {swap.busy_s:.3f} s, "
+            f"{swap.own_s:.3f} s of them on the computing thread"
         )
 
 
@@ -151,6 +151,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """The table is printed."""
     arguments = _arguments()
+    # The copying thread must not bring threads of its own.
     torch.set_num_threads(1)
     config = ModelConfig(kind=arguments.model, max_length=arguments.tokens + arguments.steps + 1)
     spec = prepare_model(config, SilentProgress())
@@ -159,6 +160,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The copying thread must not bring threads of its own.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

@@ -91,13 +91,12 @@ class Shape(Protocol):
         """The choices of a chunk."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionShape:
-    """Of ``/v1/completions``. Mutable: one stream's."""
+    """Of ``/v1/completions``."""
 
     codec: TextCodec | None
     has_logprobs: bool
-    offset: int = 0
 
     def whole(self, line: Completion, pieces: Sequence[Piece]) -> Sequence[CompletionChoice]:
         """See ``Shape``."""
@@ -109,12 +108,10 @@ class CompletionShape:
 
     def chunk(self, text: str, pieces: Sequence[Piece], finish_reason: str | None) -> Sequence[CompletionChoice]:
         """See ``Shape``."""
-        logprobs = self._logprobs(pieces)
-        self.offset += len(text)
-        return [CompletionChoice(text=text, logprobs=logprobs, finish_reason=finish_reason)]
+        return [CompletionChoice(text=text, logprobs=self._logprobs(pieces), finish_reason=finish_reason)]
 
     def _logprobs(self, pieces: Sequence[Piece]) -> CompletionLogprobs | None:
-        return completion_logprobs(pieces, self.codec, self.offset) if self.has_logprobs else None
+        return completion_logprobs(pieces, self.codec) if self.has_logprobs else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 
 from dejavu.api import health
 from dejavu.api.access import RequireKey
 from dejavu.api.endpoints import Endpoints
-from dejavu.api.errors import ApiError, tell_api_error, tell_fault, tell_http_error
+from dejavu.api.errors import ApiError, tell_api_error, tell_client_gone, tell_fault, tell_http_error
 from dejavu.api.served import ServedModel
 from dejavu.serving.service import Service
 
@@ -29,5 +30,10 @@ def create_app(
     return Starlette(
         routes=[*Endpoints(service, model).routes(), *health.routes(service), *extra_routes],
         middleware=[] if api_key is None else [Middleware(RequireKey, key=api_key)],
-        exception_handlers={ApiError: tell_api_error, HTTPException: tell_http_error, Exception: tell_fault},
+        exception_handlers={
+            ApiError: tell_api_error,
+            HTTPException: tell_http_error,
+            ClientDisconnect: tell_client_gone,
+            Exception: tell_fault,
+        },
     )

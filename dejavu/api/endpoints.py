@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
@@ -57,9 +58,24 @@ class Endpoints:
 
     async def completions(self, http: HttpRequest) -> Response:
         """A prompt goes on."""
+        return await self._answer(http, self._completion(http))
+
+    async def chat_completions(self, http: HttpRequest) -> Response:
+        """A conversation goes on."""
+        return await self._answer(http, self._chat_completion(http))
+
+    async def _answer(self, http: HttpRequest, reading: Coroutine[Any, Any, Asked]) -> Response:
+        try:
+            asked = await reading
+        except ApiError:
+            self._service.refused()
+            raise
+        return await respond(self._service, http, asked)
+
+    async def _completion(self, http: HttpRequest) -> Asked:
         fields = decode_body(await _body(http), schema.CompletionFields)
         schema.check_generation(fields, self._model.id)
-        prompt, top = fields.one_prompt(), schema.top_logprobs_of("logprobs", fields.logprobs)
+        prompt, top = fields.one_prompt(self._model.max_length), schema.top_logprobs_of("logprobs", fields.logprobs)
         limit = schema.max_tokens_of([("max_tokens", fields.max_tokens)], schema.DEFAULT_COMPLETION_TOKENS)
         if isinstance(prompt, str):
             codec = self._codec("prompt as text")
@@ -70,10 +86,9 @@ class Endpoints:
         shape = CompletionShape(codec=self._model.codec, has_logprobs=top is not None)
         text = prompt if isinstance(prompt, str) else None
         request = self._request(fields, "cmpl", tokens, limit, top, text)
-        return await self._respond(http, fields, request, shape, "text_completion")
+        return self._asked(fields, request, shape, "text_completion")
 
-    async def chat_completions(self, http: HttpRequest) -> Response:
-        """A conversation goes on."""
+    async def _chat_completion(self, http: HttpRequest) -> Asked:
         fields = decode_body(await _body(http), schema.ChatFields)
         schema.check_generation(fields, self._model.id)
         if fields.top_logprobs is not None and not fields.logprobs:
@@ -88,18 +103,17 @@ class Endpoints:
         shape = ChatShape(codec=self._model.codec, has_logprobs=top is not None)
         request = self._request(fields, "chatcmpl", tokens, limit, top, None)
         name = "chat.completion.chunk" if fields.stream else "chat.completion"
-        return await self._respond(http, fields, request, shape, name)
+        return self._asked(fields, request, shape, name)
 
-    async def _respond(
+    def _asked(
         self,
-        http: HttpRequest,
         fields: schema.GenerationFields,
         request: Request,
         shape: CompletionShape | ChatShape,
         object_name: str,
-    ) -> Response:
+    ) -> Asked:
         options = fields.stream_options
-        asked = Asked(
+        return Asked(
             request=request,
             shape=shape,
             object_name=object_name,
@@ -107,7 +121,6 @@ class Endpoints:
             is_stream=bool(fields.stream),
             has_usage=options is not None and options.include_usage,
         )
-        return await respond(self._service, http, asked)
 
     def _request(
         self,
@@ -139,17 +152,17 @@ class Endpoints:
         if not codec.has_chat_template:
             message = f"the model {self._model.id!r} has no chat template; give a prompt to /v1/completions instead"
             raise ApiError(400, message, param="messages", code="no_chat_template")
-        conversation = fields.conversation()
-        self._check_length("messages", *(message["content"] for message in conversation))
         try:
-            return codec.encode_chat(conversation)
+            text = codec.chat_text(fields.conversation(self._model.max_length))
         except ConfigError as error:
             message = f"the model's chat template refuses the messages: {error.__cause__}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
+        self._check_length("messages", text)
+        return codec.encode_chat_text(text)
 
-    def _check_length(self, param: str, *texts: str) -> None:
-        """Texts that cannot fit are refused before they are tokenized, which may take long."""
-        num_characters, limit = sum(map(len, texts)), self._model.max_length
+    def _check_length(self, param: str, text: str) -> None:
+        """A text that cannot fit is refused before it is tokenized, which may take long."""
+        num_characters, limit = len(text), self._model.max_length
         if num_characters > self._most_characters:
             message = (
                 f"{param} has {num_characters} characters, which are more tokens than the model's max_length {limit}"

@@ -12,8 +12,16 @@ from dejavu.serving.service import NotServing, QueueFull, RequestRefused
 
 logger = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
+"""What nginx calls it; no client reads it."""
+_MOST_QUOTED = 64
 _RETRY_AFTER_S = 5
 """When the service cannot say itself: a repair takes about as long."""
+
+
+def brief(value: str) -> str:
+    """What a client has sent, quoted, to name it in an answer; of a long one the beginning."""
+    return repr(value if len(value) <= _MOST_QUOTED else f"{value[:_MOST_QUOTED]}...")
 
 
 class ApiError(Exception):
@@ -97,6 +105,12 @@ async def tell_http_error(request: HttpRequest, error: Exception) -> Response:
     response = ApiError(error.status_code, message, code="unknown_url" if error.status_code == 404 else None).response()
     response.headers.update(error.headers or {})
     return response
+
+
+async def tell_client_gone(request: HttpRequest, error: Exception) -> Response:
+    """For a client that hung up before its whole request was there; nobody reads it."""
+    logger.info("%s %s: its client has gone", request.method, request.url.path)
+    return Response(status_code=CLIENT_GONE)
 
 
 async def tell_fault(request: HttpRequest, error: Exception) -> Response:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from dejavu.api.errors import ApiError
+from dejavu.api.errors import ApiError, brief
 from dejavu.errors import nearest
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -42,6 +42,11 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Fields of the API that are not supported, and the values beside null with which they change nothing."""
+_MOST_NAME = 64
+"""Of a name's characters, to look for the nearest one: a client may send megabytes of them."""
+_MOST_MESSAGE = 200
+_NESTED: Mapping[str, int] = {"messages": 4, "stream_options": 1}
+"""Fields with others in them, and how deep: a list of messages, whose content is a list of parts."""
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:
@@ -56,14 +61,28 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     for name in fields.keys() - known:
         _check_foreign(name, fields[name], known)
     try:
-        return msgspec.convert({name: fields[name] for name in fields.keys() & known}, kind)
+        return msgspec.convert(
+            {name: _without_nulls(fields[name], _NESTED.get(name, 0)) for name in fields.keys() & known}, kind
+        )
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
 
 
+def _without_nulls(value: Any, depth: int) -> Any:
+    """Clients send back the messages that they have got, with every field that there might be."""
+    match value:
+        case dict() if depth:
+            return {name: _without_nulls(one, depth - 1) for name, one in value.items() if one is not None}
+        case list() if depth:
+            return [_without_nulls(one, depth - 1) for one in value]
+        case _:
+            return value
+
+
 def _check_foreign(name: str, value: object, known: set[str]) -> None:
     if name not in NEUTRAL:
-        raise ApiError(400, f"unknown field {name!r}; {nearest(name, known)}", param=name, code="unknown_field")
+        message = f"unknown field {brief(name)}; {nearest(name[:_MOST_NAME], known)}"
+        raise ApiError(400, message, param=name[:_MOST_NAME], code="unknown_field")
     if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL[name]):
         return
     only = " or ".join(msgspec.json.encode(one).decode() for one in NEUTRAL[name])
@@ -74,6 +93,8 @@ def _check_foreign(name: str, value: object, known: set[str]) -> None:
 def _invalid(error: msgspec.ValidationError) -> ApiError:
     """msgspec says ``Expected `int`, got `str` - at `$.max_tokens```, or that a required field is missing."""
     message, _, place = str(error).partition(" - at ")
+    if len(message) > _MOST_MESSAGE:
+        message = f"{message[:_MOST_MESSAGE]}..."
     path = re.sub(r"^\$\.?", "", place.strip("`")) or None
     missing = re.search(r"missing required field `(\w+)`", message)
     name = missing.group(1) if missing and path is None else path

@@ -17,6 +17,8 @@ class Piece:
 
     token: int
     text: str
+    start: int
+    """Where in the answer's text its own begins."""
     logprobs: TokenLogprobs | None
 
 
@@ -26,6 +28,8 @@ class End:
 
     line: Completion
     rest: str
+    num_cut: int
+    """So many of the last tokens have no part in the text."""
 
 
 Told: TypeAlias = Piece | End
@@ -46,14 +50,14 @@ class Following:
     def started(self) -> None:
         """See ``Listener``."""
 
-    def token(self, token: int, text: str, logprobs: TokenLogprobs | None) -> None:
+    def token(self, token: int, text: str, start: int, logprobs: TokenLogprobs | None) -> None:
         """See ``Listener``."""
-        self._tell(Piece(token, text, logprobs))
+        self._tell(Piece(token, text, start, logprobs))
 
-    def ended(self, completion: Completion, rest: str) -> None:
+    def ended(self, completion: Completion, rest: str, num_cut: int) -> None:
         """See ``Listener``."""
         self.has_ended = True
-        self._tell(End(completion, rest))
+        self._tell(End(completion, rest, num_cut))
 
     async def news(self) -> list[Told]:
         """What has come since the last call, at least one; the last of all is an ``End``."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dejavu.api.answers import Answer, Choices, Shape, Usage
-from dejavu.api.errors import of_ending, of_submission
+from dejavu.api.errors import CLIENT_GONE, of_ending, of_submission
 from dejavu.api.following import End, Following, Piece, Told
 from dejavu.api.hang_up import ClientGone, while_connected
 from dejavu.request import Request
@@ -22,8 +22,6 @@ from dejavu.serving.service import NotServing, QueueFull, RequestRefused, Servic
 
 logger = logging.getLogger(__name__)
 
-CLIENT_GONE = 499
-"""What nginx calls it; no client reads it."""
 _ENCODER = msgspec.json.Encoder()
 _DONE = b"data: [DONE]\n\n"
 
@@ -96,7 +94,8 @@ class EventStream(Response):
         self._following = following
         self._news = news
         self._untold: list[Piece] = []
-        """Pieces without text since the last chunk."""
+        """Pieces of which no text was sent."""
+        self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The stream has been sent, or its client has gone and the request is given up."""
@@ -127,13 +126,17 @@ class EventStream(Response):
         error = of_ending(one.line.finish_reason, one.line.error)
         if error is not None:
             return b"data: " + _ENCODER.encode(error.body()) + b"\n\n"
-        rest = self._chunk(one.rest) if one.rest or self._untold else b""
+        del self._untold[len(self._untold) - one.num_cut :]
+        rest = self._chunk(one.rest, is_last=True) if one.rest or self._untold else b""
         end = self._chunk("", finish_reason=one.line.finish_reason)
         usage = self._event([], Usage.of(one.line)) if self._asked.has_usage else b""
         return rest + end + usage + _DONE
 
-    def _chunk(self, text: str, finish_reason: str | None = None) -> bytes:
-        pieces, self._untold = self._untold, []
+    def _chunk(self, text: str, finish_reason: str | None = None, *, is_last: bool = False) -> bytes:
+        """With the tokens of its text; one whose text may yet be cut off waits, unless this is the last text."""
+        self._num_sent += len(text)
+        pieces = [piece for piece in self._untold if is_last or piece.start < self._num_sent]
+        del self._untold[: len(pieces)]
         return self._event(self._asked.shape.chunk(text, pieces, finish_reason))
 
     def _event(self, choices: Choices, usage: Usage | None = None) -> bytes:
@@ -154,7 +157,8 @@ async def _whole(asked: Asked, following: Following) -> bytes:
                 pieces.append(one)
             else:
                 _check_ending(one)
-                return asked.answer(asked.shape.whole(one.line, pieces), Usage.of(one.line))
+                kept = pieces[: len(pieces) - one.num_cut]
+                return asked.answer(asked.shape.whole(one.line, kept), Usage.of(one.line))
 
 
 def _check_ending(end: End) -> None:

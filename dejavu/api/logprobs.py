@@ -15,7 +15,8 @@ class LikelyToken(msgspec.Struct, frozen=True, kw_only=True):
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
+    """Of the token in UTF-8, to be joined where a character spans several; None: the tokenizer does not tell."""
 
 
 class ChosenToken(LikelyToken, frozen=True, kw_only=True):
@@ -53,22 +54,22 @@ def chat_logprobs(pieces: Sequence[Piece], codec: TextCodec | None) -> ChatLogpr
     return ChatLogprobs(content=content)
 
 
-def completion_logprobs(pieces: Sequence[Piece], codec: TextCodec | None, offset: int) -> CompletionLogprobs:
-    """Of the pieces that have any; their text begins at ``offset`` of the answer."""
+def completion_logprobs(pieces: Sequence[Piece], codec: TextCodec | None) -> CompletionLogprobs:
+    """Of the pieces that have any."""
     offsets, values, tokens, tops = [], [], [], []
     for piece in pieces:
         if piece.logprobs is not None:
-            offsets.append(offset)
+            offsets.append(piece.start)
             values.append(piece.logprobs.chosen)
             tokens.append(_text(codec, piece.token))
-            tops.append({_text(codec, token): logprob for token, logprob in piece.logprobs.top})
-        offset += len(piece.text)
+            # Likeliest first: of several tokens with the same text that one is told.
+            tops.append({_text(codec, token): logprob for token, logprob in reversed(piece.logprobs.top)})
     return CompletionLogprobs(text_offset=offsets, token_logprobs=values, tokens=tokens, top_logprobs=tops)
 
 
 def _likely(codec: TextCodec | None, token: int, logprob: float) -> LikelyToken:
-    text = _text(codec, token)
-    return LikelyToken(token=text, logprob=logprob, bytes=list(text.encode()))
+    known = None if codec is None else codec.token_bytes(token)
+    return LikelyToken(token=_text(codec, token), logprob=logprob, bytes=None if known is None else list(known))
 
 
 def _text(codec: TextCodec | None, token: int) -> str:

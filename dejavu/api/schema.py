@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dejavu.api.errors import ApiError
+from dejavu.api.errors import ApiError, brief
 from dejavu.request import Sampling
 
 MOST_TOP_LOGPROBS = 20
@@ -14,6 +14,8 @@ MOST_STOPS = 16
 DEFAULT_COMPLETION_TOKENS = 16
 """What the API promises for completions without ``max_tokens``; a chat answer may fill the model's length."""
 _SEED_BITS = 63
+_MOST_TOP_K = 2**31 - 1
+"""Above every vocabulary, so that a larger one means no more; and workers' messages have no room for any number."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,19 +50,29 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
 
-    def one_prompt(self) -> str | list[int]:
-        """The prompt's text or tokens. Raises ApiError when there are several, or none."""
-        prompt = self.prompt
+    def one_prompt(self, max_length: int) -> str | list[int]:
+        """The prompt's text or tokens. Raises ApiError when there are several, or more tokens than may be.
+
+        Not even looked through when there are more: others' streams wait meanwhile.
+        """
+        prompt: str | Sequence[int | str | list[int]] = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise _several(prompt)
+            prompt = prompt[0]
         if isinstance(prompt, str):
             return prompt
-        if all(isinstance(token, int) for token in prompt):
-            return [token for token in prompt if isinstance(token, int)]
-        first = prompt[0]
-        if len(prompt) != 1 or isinstance(first, int):
-            raise ApiError(
-                400, f"prompt has {len(prompt)} entries; this server takes one prompt a request", param="prompt"
-            )
-        return first
+        if len(prompt) > max_length:
+            message = f"prompt of {len(prompt)} tokens exceeds the model's max_length {max_length}"
+            raise ApiError(400, message, param="prompt", code="context_length_exceeded")
+        tokens = [token for token in prompt if isinstance(token, int)]
+        if len(tokens) < len(prompt):
+            raise _several(prompt)
+        return tokens
+
+
+def _several(prompt: Sequence[object]) -> ApiError:
+    return ApiError(400, f"prompt has {len(prompt)} entries; this server takes one prompt a request", param="prompt")
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +96,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for part in self.content:
             if part.type != "text" or part.text is None:
                 name = f"messages[{place}].content"
-                raise ApiError(400, f"{name} has a part of type {part.type!r}; only text is supported", param=name)
+                raise ApiError(400, f"{name} has a part of type {brief(part.type)}; only text is supported", param=name)
         return "".join(part.text or "" for part in self.content)
 
 
@@ -96,10 +108,14 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    def conversation(self) -> list[dict[str, str]]:
-        """The messages as chat templates take them. Raises ApiError when there is none, or one that is no text."""
+    def conversation(self, max_length: int) -> list[dict[str, str]]:
+        """The messages as chat templates take them. Raises ApiError when there is none, or one that is no text, or
+        more than there may be tokens: each has one at least."""
         if not self.messages:
             raise ApiError(400, "messages is empty", param="messages")
+        if len(self.messages) > max_length:
+            message = f"messages has {len(self.messages)} entries, which are more tokens than the model's max_length"
+            raise ApiError(400, f"{message} {max_length}", param="messages", code="context_length_exceeded")
         return [
             {"role": message.role, "content": message.text(place)} | ({"name": message.name} if message.name else {})
             for place, message in enumerate(self.messages)
@@ -125,7 +141,7 @@ def sampling_of(fields: GenerationFields, *, top_logprobs: int | None, fresh_see
     return Sampling(
         temperature=temperature,
         top_p=top_p,
-        top_k=max(int(top_k), 0),
+        top_k=min(max(int(top_k), 0), _MOST_TOP_K),
         seed=fresh_seed if fields.seed is None else fields.seed,
         top_logprobs=top_logprobs,
     )
@@ -145,7 +161,7 @@ def stops_of(fields: GenerationFields) -> tuple[str, ...]:
 def check_generation(fields: GenerationFields, model_id: str) -> None:
     """The fields that have few right values have them. Raises ApiError."""
     if fields.model is not None and fields.model != model_id:
-        message = f"the model {fields.model!r} does not exist here; {model_id!r} does"
+        message = f"the model {brief(fields.model)} does not exist here; {model_id!r} does"
         raise ApiError(404, message, param="model", code="model_not_found")
     if fields.n not in (None, 1):
         raise ApiError(400, f"n is {fields.n}; only 1 is supported", param="n", code="unsupported_value")

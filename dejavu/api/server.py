@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import ssl
@@ -25,20 +26,32 @@ _NO_PASSWORD = "no password"
 
 
 class Address:
-    """A port that is this process's, where nobody is answered yet. ``close`` lets go of it.
+    """A port that is this process's alone, where nobody is answered before ``listen``. ``close`` lets go of it.
 
     Raises ConfigError when it cannot be had.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind((host, port))
+            try:
+                self.socket = _bound(host, port, is_shared=False)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                # Perhaps only by what is left of connections to a service that has ended.
+                self.socket = _bound(host, port, is_shared=True)
         except OSError as error:
-            self.socket.close()
             reason = error.strerror or str(error)
             raise ConfigError(f"serve.host={host} serve.port={port}: cannot listen there ({reason})") from error
+
+    def listen(self) -> None:
+        """Clients are accepted. Raises ConfigError when somebody else does that here."""
+        try:
+            # For the next service here: what is left of these connections shall not be in its way.
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.listen(_BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"{self.url('http')}: cannot listen there ({error.strerror or error})") from error
 
     def __enter__(self) -> Address:
         return self
@@ -52,6 +65,20 @@ class Address:
         """Where it is."""
         host, port = self.socket.getsockname()[:2]
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    """A socket on the port; ``is_shared`` lets it be one that others have, none of whom listens. Raises OSError."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, is_shared)
+        bound.bind((host, port))
+        # Until it listens, when nobody can have the port anyhow, nobody is to share it.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
 
 
 def check_tls(cert: Path, key: Path) -> None:
@@ -71,7 +98,7 @@ class HttpServer:
 
     def __init__(self, app: ASGIApp, address: Address, tls: tuple[Path, Path] | None = None) -> None:
         self.url = address.url("http" if tls is None else "https")
-        self._socket = address.socket
+        self._address = address
         cert, key = tls or (None, None)
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -91,7 +118,7 @@ class HttpServer:
 
     def __enter__(self) -> HttpServer:
         # From here on clients are accepted, and answered in a moment.
-        self._socket.listen(_BACKLOG)
+        self._address.listen()
         self._thread.start()
         return self
 
@@ -102,4 +129,4 @@ class HttpServer:
         self._thread.join(_STOP_TIMEOUT_S)
 
     def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
+        self._server.run(sockets=[self._address.socket])

@@ -28,7 +28,8 @@ class ClusterConfig:
 
     name: str = "dejavu"
     host: str = "127.0.0.1"
-    """Address, or interface, on which the controller and the workers that it starts listen and which they publish."""
+    """IPv4 address, host name, or interface, that the controller and the workers that it starts publish; UCX listens on
+    every interface."""
     launcher: LauncherKind = LauncherKind.process
     ray_address: str = "auto"
     """Of the Ray cluster; ``auto``: this node's, or the environment's RAY_ADDRESS."""
@@ -54,6 +55,7 @@ class ClusterConfig:
     link_gbps: float | None = None
     """Between two machines, in Gbit/s; None: unknown, and a plan takes it for fast enough."""
     pcie_gbps: float | None = None
-    """Between the host and the devices of a machine, in Gbit/s; None: unknown; no plan swaps then."""
+    """Between the host and the devices of a machine, in Gbit/s; None: what the measured profile says, if it does;
+    where it is unknown, no plan swaps."""
     price_per_hour: float | None = None
     """Of one machine; None: unknown."""

@@ -10,11 +10,15 @@ from dejavu.config.strategy import StrategyConfig
 from dejavu.errors import ConfigError, nearest
 
 _TRIGGERS = ("step", "at_s", "phase")
+_MOST_LISTED = 16
 
 
-def check_faults(faults: FaultConfig, strategy: StrategyConfig) -> None:
-    """Every fault can happen. Raises ConfigError naming key, value and what is allowed, of the first that cannot."""
-    workers = [f"w{number}" for number in range(strategy.num_workers)]
+def check_faults(faults: FaultConfig, strategy: StrategyConfig, *, replicas: int = 1) -> None:
+    """Every fault can happen. Raises ConfigError naming key, value and what is allowed, of the first that cannot.
+
+    ``replicas``: sets of the strategy's workers, numbered one set after the other.
+    """
+    workers = [f"w{number}" for number in range(strategy.num_workers * replicas)]
     entries: dict[str, Sequence[FaultEntry]] = {
         "kill": faults.kill,
         "stop": faults.stop,
@@ -40,7 +44,8 @@ def check_faults(faults: FaultConfig, strategy: StrategyConfig) -> None:
 
 def _check_entry(key: str, entry: FaultEntry, workers: Sequence[str], num_microbatches: int) -> None:
     if not entry.worker:
-        raise ConfigError(f"{key} names no worker: {{worker: {workers[-1]}, step: 20}}\nvalid: {', '.join(workers)}")
+        valid = ", ".join(workers) if len(workers) <= _MOST_LISTED else f"{workers[0]} to {workers[-1]}"
+        raise ConfigError(f"{key} names no worker: {{worker: {workers[-1]}, step: 20}}\nvalid: {valid}")
     if entry.worker not in workers:
         raise ConfigError(f"{key}.worker={entry.worker}: no such worker\n{nearest(entry.worker, workers)}")
     given = [name for name in _TRIGGERS if getattr(entry, name) is not None]

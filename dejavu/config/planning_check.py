@@ -15,6 +15,8 @@ from dejavu.errors import ConfigError
 
 PLANNING = (WorkflowName.plan, WorkflowName.simulate)
 """Workflows that run no model and rehearse none."""
+_STRATEGY_DECIDES = (WorkflowName.generate, WorkflowName.serve, WorkflowName.rates)
+"""Workflows whose number of machines is the strategy's; of a simulation, see ``check_simulate``."""
 _OWNERS = {
     "path": (ProfileKind.measured,),
     "hardware": (ProfileKind.published, ProfileKind.roofline),
@@ -42,6 +44,8 @@ def check_planning(config: Config) -> None:
     is_auto = config.strategy.mode is StrategyMode.auto
     if is_auto:
         _check_auto(config)
+    else:
+        _check_ignored_machines(config)
     is_rehearsal = config.model.compute is Compute.modelled
     is_comparing = config.workflow.name is WorkflowName.rates
     if config.workflow.name in PLANNING or is_auto or is_rehearsal or is_comparing:
@@ -76,6 +80,19 @@ def _check_auto(config: Config) -> None:
         raise ConfigError("strategy=auto needs cluster.num_machines=NUMBER, the workers that it may use")
     if config.fault != FaultConfig():
         raise ConfigError("fault names workers and microbatches, and strategy=auto knows them only once it has planned")
+
+
+def _check_ignored_machines(config: Config) -> None:
+    """A run has the machines of its strategy; another number would be ignored."""
+    wanted, strategy = config.cluster.num_machines, config.strategy
+    if wanted is None or config.workflow.name not in _STRATEGY_DECIDES:
+        return
+    if wanted not in (strategy.num_workers, config.cluster.num_workers):
+        raise ConfigError(
+            f"cluster.num_machines={wanted}: strategy={strategy.mode.value} runs on {strategy.num_workers} workers\n"
+            "give strategy.stages, or strategy.split.prompt and .token, and leave cluster.num_machines out\n"
+            "strategy=auto and workflow=plan say how to use so many"
+        )
 
 
 def _listed(workflows: Sequence[WorkflowName]) -> str:

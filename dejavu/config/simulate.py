@@ -12,7 +12,7 @@ from dejavu.errors import ConfigError
 if TYPE_CHECKING:
     from dejavu.config.schema import Config
 
-_MOST_REPLICAS = 1000
+MOST_REPLICAS = 1000
 _MOST_SPANS = 1_000_000
 _MOST_MACHINES = 1000
 _MOST_ROWS = 10_000
@@ -93,7 +93,7 @@ def check_simulate(config: Config, *, is_simulating: bool) -> None:
         return
     for key in ("cache_time_ms", "hop_ms", "detection_s", "replacement_s", "standby_s", "failures_per_hour"):
         _at_least(f"simulate.{key}", getattr(simulate, key), 0)
-    _between("simulate.replicas", simulate.replicas, 1, _MOST_REPLICAS)
+    _between("simulate.replicas", simulate.replicas, 1, MOST_REPLICAS)
     _between("simulate.timeline_spans", simulate.timeline_spans, 0, _MOST_SPANS)
     _between("simulate.seed", simulate.seed, 0, 2**63 - 1)
     if simulate.swapping and config.cluster.pcie_gbps is None:
@@ -106,7 +106,22 @@ def check_simulate(config: Config, *, is_simulating: bool) -> None:
             "otherwise cluster.link_gbps says how long KV takes"
         )
     _check_faults(config)
+    _check_machines(config)
     _check_compare(config)
+
+
+def _check_machines(config: Config) -> None:
+    """A number of machines that is not the strategy's would be ignored."""
+    wanted, simulate, strategy = config.cluster.num_machines, config.simulate, config.strategy
+    needed = strategy.num_workers * simulate.replicas
+    if wanted is None or wanted == needed or simulate.compare.over is not None:
+        return
+    sets = f" in {simulate.replicas} sets" if simulate.replicas > 1 else ""
+    raise ConfigError(
+        f"cluster.num_machines={wanted}: strategy={strategy.mode.value} is simulated on {needed} machines{sets}\n"
+        "give strategy.stages, or strategy.split.prompt and .token, and leave cluster.num_machines out\n"
+        "workflow=plan says how to use so many"
+    )
 
 
 def _check_compare(config: Config) -> None:

@@ -29,7 +29,7 @@ from dejavu.config.schema import (
     WorkflowName,
 )
 from dejavu.config.serve import check_serve
-from dejavu.config.simulate import check_simulate
+from dejavu.config.simulate import MOST_REPLICAS, check_simulate
 from dejavu.config.status import check_status
 from dejavu.config.strategy import StrategyConfig, StrategyMode, Streaming, StreamTo
 from dejavu.config.swap import check_swap
@@ -59,7 +59,7 @@ def validate(config: Config) -> None:
     _check_transport(config.transport)
     check_workload(config.workload, least_new_tokens=0 if config.workflow.name in PLANNING else 1)
     _check_store(config.store)
-    check_faults(config.fault, config.strategy)
+    check_faults(config.fault, config.strategy, replicas=min(max(1, config.simulate.replicas), MOST_REPLICAS))
     if config.cluster.launcher is LauncherKind.none and config.fault != FaultConfig():
         raise ConfigError("fault acts on workers that this run starts, and cluster.launcher=none starts none")
     if config.cluster.launcher is LauncherKind.ray:
@@ -82,8 +82,10 @@ def _check_cluster(cluster: ClusterConfig) -> None:
         raise refuse(
             "cluster.name", cluster.name, "letters, digits, '.', '_' and '-' only, beginning with one of the first two"
         )
-    if not cluster.host or re.search(r"[\s/]", cluster.host):
-        raise refuse("cluster.host", repr(cluster.host), "must be an address or host name, without a port")
+    if not cluster.host or re.search(r"[\s/:]", cluster.host):
+        raise refuse(
+            "cluster.host", repr(cluster.host), "must be an IPv4 address, an interface or a host name, without a port"
+        )
     if cluster.secret is not None and not _SECRET.fullmatch(cluster.secret):
         raise ConfigError("cluster.secret must be at least 16 visible ASCII characters without spaces")
     if cluster.launcher is LauncherKind.none and cluster.secret is None:
@@ -103,7 +105,7 @@ def _check_ray(config: Config) -> None:
     """Workers on other nodes can reach the store and the controller."""
     if config.store.kind is StoreKind.embedded:
         raise ConfigError("cluster.launcher=ray needs store=external: other nodes cannot reach the store of this run")
-    if config.cluster.host in ("127.0.0.1", "localhost", "::1"):
+    if config.cluster.host in ("127.0.0.1", "localhost"):
         raise refuse(
             "cluster.host", config.cluster.host, "workers on other nodes cannot reach it; name an address or interface"
         )

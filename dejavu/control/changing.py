@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from dejavu.control.memory import Limits, check_memory, stage_memory
-from dejavu.control.plan import Place, Plan
-from dejavu.errors import ConfigError, InfeasibleError
+from dejavu.control.memory import Limits, check_memory, check_moving
+from dejavu.control.plan import Plan
+from dejavu.errors import ConfigError
 from dejavu.ids import Epoch, WorkerName
 from dejavu.kv.levels import StreamingLevel
 
@@ -37,7 +37,7 @@ def changed_plan(plan: Plan, wanted: Mapping[str, object], *, revision: int, may
     _check(plan, after, wanted, may_grow=may_grow)
     after = msgspec.structs.replace(after, epoch=Epoch(plan.epoch + 1), revision=revision)
     check_memory(after, limits)
-    _check_both_fit(plan, after, limits)
+    check_moving(plan, after, limits)
     return after
 
 
@@ -128,24 +128,3 @@ def _check(before: Plan, after: Plan, wanted: Mapping[str, object], *, may_grow:
     rows = [key for key in wanted if key.startswith("strategy.microbatch.")]
     if rows and before.model.modelled is not None:
         raise ConfigError(f"{rows[0]}={wanted[rows[0]]}: {_ROWS_OF_A_REHEARSAL}")
-
-
-def _check_both_fit(before: Plan, after: Plan, limits: Limits) -> None:
-    """The rows' former places and their new ones are there together until the rows have moved."""
-    old, new = before.token_pipeline, after.token_pipeline
-    if (old.in_flight, old.microbatch_rows) == (new.in_flight, new.microbatch_rows):
-        return
-    for stage in new.stages:
-        former = stage_memory(before, Place(pipeline=old, stage=stage))
-        need = stage_memory(after, Place(pipeline=new, stage=stage))
-        on_device = need.total_bytes + (0 if before.swapping else former.kv_bytes)
-        checks = (
-            ("device", on_device, limits.device_bytes),
-            ("host", need.host_kv_bytes + former.host_kv_bytes, limits.host_bytes),
-        )
-        for where, need_bytes, limit_bytes in checks:
-            if limit_bytes is not None and need_bytes > limit_bytes:
-                raise InfeasibleError(
-                    f"infeasible: while rows move, {stage.worker} needs {need_bytes / 2**20:.1f} MiB for their former "
-                    f"places and the new ones, but cluster.{where}_memory_gb gives {limit_bytes / 2**20:.1f} MiB"
-                )

@@ -31,6 +31,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layers: LayerRange | None = None
     epoch: Epoch | None = None
     """Of the plan in which it has this place."""
+    leader: str | None = None
+    """Incarnation of the controller that it serves; None: it has seen none yet."""
     problem: str | None = None
     """Why the worker cannot go on, said before it exits."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dejavu.control.plan import Place, Plan
 from dejavu.errors import InfeasibleError
+from dejavu.ids import WorkerName
 
 SWAPPED_MICROBATCHES = 2
 """On the device of a stage that swaps: the one computed, and the one coming or going."""
@@ -98,6 +100,41 @@ def check_memory(plan: Plan, limits: Limits) -> None:
                     f"infeasible: {who} keeps {_mib(need.host_kv_bytes)} of KV in host memory, but "
                     f"cluster.host_memory_gb gives {_mib(limits.host_bytes)}\n{_remedy(plan, limits)}"
                 )
+
+
+def check_moving(before: Plan, after: Plan, limits: Limits, *, fresh: Collection[WorkerName] = ()) -> None:
+    """Every stage of ``after`` fits beside the pool that its worker had before, out of which rows move.
+
+    A pool of the same layers and rows stays as it is, and ``fresh`` workers have none yet. Raises InfeasibleError
+    naming worker, bytes and limit.
+    """
+    for worker in after.workers:
+        former, place = None if worker in fresh else before.place_of(worker), after.place_of(worker)
+        if former is None or place is None or not _keeps_rows(former) or _has_same_pool(former, place):
+            continue
+        old, new = stage_memory(before, former), stage_memory(after, place)
+        # Slots are given up before new ones are taken, since nothing in them is needed any more.
+        on_device = new.total_bytes + (0 if before.swapping else old.kv_bytes)
+        checks = (
+            ("device", on_device, limits.device_bytes),
+            ("host", new.host_kv_bytes + old.host_kv_bytes, limits.host_bytes),
+        )
+        for where, need_bytes, limit_bytes in checks:
+            if limit_bytes is not None and need_bytes > limit_bytes:
+                raise InfeasibleError(
+                    f"infeasible: while rows move, {worker} needs {_mib(need_bytes)} for their former places and the "
+                    f"new ones, but cluster.{where}_memory_gb gives {_mib(limit_bytes)}"
+                )
+
+
+def _keeps_rows(place: Place) -> bool:
+    return place.pipeline.kind in ("token", "colocated")
+
+
+def _has_same_pool(former: Place, place: Place) -> bool:
+    old, new = former.pipeline, place.pipeline
+    is_same_shape = (old.in_flight, old.microbatch_rows) == (new.in_flight, new.microbatch_rows)
+    return _keeps_rows(place) and is_same_shape and former.stage.layers == place.stage.layers
 
 
 def _remedy(plan: Plan, limits: Limits) -> str:

@@ -52,7 +52,7 @@ def replaced(plan: Plan, dead: Dead, by: Mapping[WorkerName, WorkerName]) -> Pla
     )
 
 
-def shrunk(plan: Plan, dead: Dead, *, device_memory_bytes: int | None = None) -> Plan:
+def shrunk(plan: Plan, dead: Dead, *, limits: Limits | None = None) -> Plan:
     """The plan of the next epoch without the dead and without a new worker.
 
     Standbys that live take the places of the dead first. What is still without a worker goes: its layers are cut anew
@@ -63,7 +63,7 @@ def shrunk(plan: Plan, dead: Dead, *, device_memory_bytes: int | None = None) ->
     ``microbatch_rows`` stay, so rows keep their places. The dead are listed no more, on standby neither.
 
     Raises:
-        InfeasibleError: nobody who computes survives, or a survivor's part is more than ``device_memory_bytes``.
+        InfeasibleError: nobody who computes survives, or a survivor's part is more than ``limits``.
     """
     by = _places_of_standbys(plan, dead)
     filled = [_with_workers(pipeline, by) for pipeline in plan.pipelines]
@@ -89,8 +89,8 @@ def shrunk(plan: Plan, dead: Dead, *, device_memory_bytes: int | None = None) ->
         standby=tuple(name for name in plan.standby if name not in dead and name not in by.values()),
         fenced=_fenced(plan, dead),
     )
-    if device_memory_bytes is not None:
-        check_memory(shorter, Limits(device_bytes=device_memory_bytes))
+    if limits is not None:
+        check_memory(shorter, limits)
     return shorter
 
 

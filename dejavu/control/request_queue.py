@@ -1,7 +1,7 @@
 """Requests that wait for rows, and whose turn it is. Pure.
 
 In order of arrival, but for two things: prompts of like length share a microbatch, and long prompts take turns with
-short ones, so that neither waits for more than one of the other.
+short ones, so that neither waits for more than one of the other where rows are given one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dejavu.ids import RequestId
 from dejavu.request import Request
 
 _WINDOW = 32
-"""How far behind the head of the queue a prompt of like length, or a short one, is looked for."""
+"""Among so many that may share a microbatch those of like length are looked for."""
 
 
 class RequestQueue:
@@ -54,7 +54,7 @@ class RequestQueue:
         self._requests = deque(request for request in self._requests if request.id != request_id)
 
     def pick(self, most: int) -> list[Request]:
-        """The request whose turn it is and, from a window of the queue, those nearest to it in length."""
+        """The request whose turn it is and, of those next in line that may join it, the nearest to it in length."""
         if not self._requests or most == 0:
             return []
         head = self._pop_next()
@@ -63,22 +63,21 @@ class RequestQueue:
             return [head]
         if self._was_long and self._takes_turns:
             return [head]
-        window = [self._requests.popleft() for _ in range(min(_WINDOW, len(self._requests)))]
         length = len(head.prompt_tokens)
-        like = [index for index, request in enumerate(window) if self._may_join(request)]
-        like.sort(key=lambda index: abs(len(window[index].prompt_tokens) - length))
-        chosen = set(like[: most - 1])
-        self._requests.extendleft(
-            request for index, request in reversed(list(enumerate(window))) if index not in chosen
-        )
-        return [head, *(window[index] for index in sorted(chosen))]
+        joining = ((place, request) for place, request in enumerate(self._requests) if self._may_join(request))
+        like = sorted(islice(joining, _WINDOW), key=lambda one: abs(len(one[1].prompt_tokens) - length))
+        chosen = sorted(like[: most - 1], key=lambda one: one[0])
+        for place, _ in reversed(chosen):
+            del self._requests[place]
+        return [head, *(request for _, request in chosen)]
 
     def _pop_next(self) -> Request:
         """The head, unless it and the one before it are both long: then the first that is short has its turn."""
         place = 0
         if self._takes_turns and self._was_long and self._is_long(self._requests[0]):
-            window = enumerate(islice(self._requests, _WINDOW))
-            place = next((index for index, request in window if not self._is_long(request)), 0)
+            # However many long ones are before it: they would all be run first.
+            waiting = enumerate(self._requests)
+            place = next((index for index, request in waiting if not self._is_long(request)), 0)
         head = self._requests[place]
         del self._requests[place]
         self._was_long = self._is_long(head)

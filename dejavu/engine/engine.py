@@ -37,7 +37,7 @@ from dejavu.engine.spoilt import SpoiltKv
 from dejavu.engine.step_memory import StepMemory
 from dejavu.errors import Fatal, Retryable
 from dejavu.ids import Epoch, RowId
-from dejavu.kv.swapper import SwapCounters
+from dejavu.kv.swap_counters import SwapCounters
 from dejavu.transport.base import Buffer
 
 logger = logging.getLogger(__name__)

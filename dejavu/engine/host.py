@@ -23,7 +23,7 @@ from dejavu.errors import Fatal
 from dejavu.ids import WorkerName
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import RowSpan
-from dejavu.kv.swapper import SwapCounters
+from dejavu.kv.swap_counters import SwapCounters
 from dejavu.models.computation import StageComputation
 from dejavu.report.counters import LiveFigures, RehearsalCounters, WorkerCounters
 from dejavu.report.spans import SpanRecorder

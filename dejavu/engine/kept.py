@@ -15,7 +15,7 @@ from dejavu.engine.pool_rows import PoolRows
 from dejavu.engine.replicas import Replicas
 from dejavu.kv.pool import KvPool
 from dejavu.kv.stream_account import StreamerCounters
-from dejavu.kv.swapper import SwapCounters
+from dejavu.kv.swap_counters import SwapCounters
 from dejavu.models.computation import StageComputation
 from dejavu.models.pace import Pace
 from dejavu.report.spans import SpanRecorder

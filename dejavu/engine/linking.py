@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 from dejavu.clock import Clock
@@ -20,6 +21,10 @@ _CONNECT_TIMEOUT_S = 5.0
 """Of one try: a peer may die or freeze while it is connected to, and a newer plan must be seen soon."""
 
 
+class ControllerGone(Fatal):
+    """Nobody says how to go on."""
+
+
 class Superseded(Exception):
     """A newer plan is in force."""
 
@@ -27,8 +32,11 @@ class Superseded(Exception):
 class Linking:
     """On the main thread.
 
+    A peer that is not ready yet is waited for without an end: when it has taken too long, and whose place that is then,
+    the operator says, by a newer plan.
+
     Args:
-        timeout_s: how long a peer may take to be ready.
+        timeout_s: how long a peer that is ready may be unreachable.
     """
 
     def __init__(
@@ -66,9 +74,10 @@ class Linking:
         self.peers.connect(name, member.address, timeout_s=_CONNECT_TIMEOUT_S)
 
     def _link(self, name: str, address_of: Callable[[], str | None]) -> None:
-        deadline_s = self._clock.monotonic() + self._timeout_s
+        deadline_s: float | None = None
         while True:
-            address = self._view.wait_for(address_of, f"worker {name}", self._timeout_s)
+            address = self._view.wait_for(address_of, f"worker {name}", math.inf)
+            deadline_s = self._clock.monotonic() + self._timeout_s if deadline_s is None else deadline_s
             try:
                 self.peers.connect(name, address, timeout_s=min(self._plan.timeout_s, _CONNECT_TIMEOUT_S))
                 return
@@ -80,8 +89,11 @@ class Linking:
 
     def _ready_address(self, name: str) -> str | None:
         self._check()
-        member = self._view.member(name)
+        member, leader = self._view.member(name), self._view.controller()
         if member is None or member.epoch != self._plan.epoch or member.state not in ("ready", "serving"):
+            return None
+        # Another controller's epochs have the same numbers, and a worker that it has left behind will end.
+        if leader is not None and member.leader not in (None, leader.incarnation):
             return None
         return member.address
 

@@ -6,9 +6,9 @@ import logging
 
 from dejavu.engine import messages as m
 from dejavu.engine.host import Host
+from dejavu.engine.linking import ControllerGone
 from dejavu.engine.mailbox import PeerLost
 from dejavu.engine.peers import CONTROLLER
-from dejavu.errors import Fatal
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +23,13 @@ class LostLinks:
         self._reason = ""
 
     def check(self) -> None:
-        """Raises Fatal when the controller has been gone for too long: nobody says how to go on.
+        """Raises ControllerGone when the controller has been gone for too long: nobody says how to go on.
 
         Not at once, for it leaves an epoch before its workers do.
         """
         now_s, since_s = self._host.clock.monotonic(), self._alone_since_s
         if since_s is not None and now_s - since_s > self._host.plan.timeout_s:
-            raise Fatal(f"the controller is gone: {self._reason}")
+            raise ControllerGone(f"the controller is gone: {self._reason}")
 
     def note(self, event: PeerLost) -> None:
         """A link is gone."""

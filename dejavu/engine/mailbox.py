@@ -12,6 +12,7 @@ import msgspec
 
 from dejavu.control.plan import Plan
 from dejavu.engine.messages import CONTROL, AnyMessage, decode
+from dejavu.engine.peers import CONTROLLER
 from dejavu.ids import Epoch, RowId, WorkerName
 from dejavu.kv.chunk import ChunkHeader
 from dejavu.transport.base import Hello, Inbound
@@ -99,6 +100,7 @@ class Mailbox:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self.kv: SimpleQueue[Inbound | None] = SimpleQueue()
         self.num_stale = 0
+        self._num_leads = 0
         self._held: list[Inbound] | None = None
 
     def post(self, event: Event) -> None:
@@ -143,8 +145,13 @@ class Mailbox:
             return f"epoch {hello.epoch} is not in force here; {epoch} is"
         if hello.fingerprint and fingerprint and hello.fingerprint != fingerprint:
             return f"KV layouts differ: here {fingerprint}; {hello.name} has {hello.fingerprint}"
+        self._num_leads += hello.name == CONTROLLER
         logger.info("%s (incarnation %s) is connected", hello.name, hello.incarnation)
         return None
+
+    def is_led(self) -> bool:
+        """Whether a link from a controller is up. Any thread."""
+        return self._num_leads > 0
 
     def received(self, message: Inbound) -> None:
         """The message is in the queue of its kind; a stale or unreadable one is dropped and counted."""
@@ -170,6 +177,7 @@ class Mailbox:
 
     def lost(self, hello: Hello, reason: str) -> None:
         """The main thread will see that the peer's link is gone."""
+        self._num_leads -= hello.name == CONTROLLER
         self._events.put(PeerLost(peer=hello.name, reason=reason, epoch=Epoch(hello.epoch)))
 
     def _is_overtaken(self, event: Event) -> bool:

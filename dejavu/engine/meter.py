@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from dejavu.control.plan import Place
 from dejavu.kv.stream_account import StreamerCounters
-from dejavu.kv.swapper import SwapCounters
+from dejavu.kv.swap_counters import SwapCounters
 from dejavu.report.counters import RehearsalCounters, SwapTotals, WorkerCounters
 from dejavu.report.spans import SpanRecorder
 
@@ -94,6 +94,7 @@ class Meter:
                 bytes_out=swap.bytes_out,
                 unused_bytes=swap.unused_bytes,
                 busy_s=swap.busy_s,
+                own_s=swap.own_s,
                 wait_s=swap.wait_s,
                 steps=swap.steps,
                 waits=swap.waits,

@@ -11,7 +11,8 @@ from dejavu.engine.messages import PromptRow
 from dejavu.engine.pool_rows import PoolRows
 from dejavu.kv.pool import KvPool
 from dejavu.kv.slots import SlotRow
-from dejavu.kv.swapper import SwapCounters, Swapper
+from dejavu.kv.swap_counters import SwapCounters
+from dejavu.kv.swapper import Swapper
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Swapped:
         self._followers: dict[int, int] = {}
         """By microbatch, the one that was computed after it last time."""
         self._latest: int | None = None
-        self._watch = _Watch(now)
+        self._watch = _Watch(now, lambda: swapper.counters)
 
     def begin(self, microbatch: int, rows: Sequence[StepRow]) -> int:
         """The rows' cells are in the microbatch's slot; the likely next microbatch comes into the other one."""
@@ -124,7 +125,7 @@ class Swapped:
 
     def end(self, microbatch: int, rows: Sequence[StepRow]) -> None:
         """The new cells are on their way to the host store, or there where somebody copies them from it."""
-        self._watch.end(self._swapper.counters)
+        self._watch.end()
         self._swapper.end(microbatch, _slot_rows(rows))
         if self._are_copied:
             self._swapper.store(microbatch)
@@ -148,8 +149,9 @@ class Swapped:
         self._swapper.drain()
 
     def close(self) -> None:
-        """The slots are of no use any more."""
-        self._swapper.close()
+        """The slots are of no use any more; cells that a failed copy has left there are in the table no longer."""
+        for row_id, length in self._swapper.close():
+            self._rows.written(row_id, length)
 
     @property
     def counters(self) -> SwapCounters:
@@ -180,10 +182,12 @@ class Swapped:
 class _Watch:
     """Says once when the copies of many steps took longer than their computation."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], counters: Callable[[], SwapCounters]) -> None:
         self._now = now
+        self._counters = counters
         self._began_s = 0.0
         self._computed_s = 0.0
+        self._num_steps = 0
         self._before = SwapCounters()
         self._has_told = False
 
@@ -191,24 +195,26 @@ class _Watch:
         """A step is computed from now on."""
         self._began_s = self._now()
 
-    def end(self, counters: SwapCounters) -> None:
+    def end(self) -> None:
         """The step is over."""
         self._computed_s += self._now() - self._began_s
-        num_steps = counters.steps - self._before.steps
-        if num_steps < _WINDOW_STEPS:
+        self._num_steps += 1
+        if self._num_steps < _WINDOW_STEPS:
             return
+        counters = self._counters()
         waited_s = counters.wait_s - self._before.wait_s
         if waited_s > self._computed_s and not self._has_told:
             self._has_told = True
             logger.warning(
-                "swapping takes longer than computing: %s of %s steps waited for their KV, %.3g s in all, and computed "
-                "%.3g s; give fewer rows a microbatch (strategy.microbatch.token) or take strategy.swapping=off",
+                "swapping takes longer than computing: %s steps waited for their KV %s times, %.3g s in all, and "
+                "computed %.3g s; give fewer rows a microbatch (strategy.microbatch.token) or take "
+                "strategy.swapping=off",
+                self._num_steps,
                 counters.waits - self._before.waits,
-                num_steps,
                 waited_s,
                 self._computed_s,
             )
-        self._before, self._computed_s = counters, 0.0
+        self._before, self._computed_s, self._num_steps = counters, 0.0, 0
 
 
 def _slot_rows(rows: Sequence[StepRow]) -> list[SlotRow]:

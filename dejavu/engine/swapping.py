@@ -44,8 +44,10 @@ def swapped_or_resident(host: Host, *, are_copied: bool) -> StepMemory | None:
 def _on_timeline(host: Host, span: SwapSpan) -> None:
     duration_s = span.end_s - span.start_s
     if span.name == "swap_wait":
-        host.recorder.add(span.name, "wait", span.start_s, duration_s, microbatch=span.microbatch)
+        args = {} if span.microbatch is None else {"microbatch": span.microbatch}
+        host.recorder.add(span.name, "wait", span.start_s, duration_s, **args)
         # On the main thread: a rehearsal must not take the wait for time in which its device computed.
         host.kept.pace.idle()
     else:
+        assert span.microbatch is not None
         host.recorder.add(span.name, "swap", span.start_s, duration_s, microbatch=span.microbatch, bytes=span.num_bytes)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from dejavu.clock import Clock
 from dejavu.config.declared import DeclaredState, read_declared
+from dejavu.control.member import decode_member
 from dejavu.engine.worker_spec import WorkerSpec, decode_worker_spec
 from dejavu.errors import ConfigError, Fatal, nearest
 from dejavu.ids import WorkerName
@@ -14,7 +18,7 @@ from dejavu.store.client import StoreClient
 from dejavu.store.faults import StoreUnavailable
 from dejavu.store.keys import Keys
 from dejavu.store.spec import StoreSpec
-from dejavu.transport.interface import address_of, address_towards
+from dejavu.transport.interface import address_of, address_towards, check_address
 
 SECRET = "DEJAVU_CLUSTER_SECRET"
 PASSWORD = "DEJAVU_STORE_PASSWORD"
@@ -33,6 +37,8 @@ _KEYS = (
     "wait_s",
 )
 _LOOK_S = 0.5
+_TAKEN_S = 2.0
+"""Beyond its lease, a worker that has died may still be registered for so long."""
 _WAIT_S = 300.0
 
 
@@ -45,7 +51,7 @@ class WorkerArguments:
     name: WorkerName
     secret: str
     host: str | None = None
-    """Address or interface to listen on; None: the address that leads to the store."""
+    """Address or interface to publish; None: the address that leads to the store."""
     kv_folder: str | None = None
     wait_s: float = _WAIT_S
     """How long a cluster of that name may take to be declared."""
@@ -89,26 +95,48 @@ def owned_spec(line: bytes) -> WorkerSpec:
 def await_spec(words: Sequence[str], environment: Mapping[str, str], clock: Clock) -> WorkerSpec:
     """The spec that the cluster's declaration gives this worker, once somebody leads a cluster of that name.
 
-    Raises ConfigError for a command line or a declaration that is wrong, Fatal when it takes too long.
+    Waits, too, for the lease of a dead worker of the same name. Raises ConfigError for a command line or a declaration
+    that is wrong and for the name of a worker that lives, Fatal when it takes too long.
     """
     arguments = read_arguments(words, environment)
     host = address_of(arguments.host) if arguments.host else address_towards(arguments.store.endpoints[0])
-    deadline_s = clock.monotonic() + arguments.wait_s
-    keys, client = Keys(arguments.cluster), StoreClient(arguments.store)
+    check_address("host", host)
+    with contextlib.closing(StoreClient(arguments.store)) as client:
+        return _awaited(arguments, host, client, clock)
+
+
+def _awaited(arguments: WorkerArguments, host: str, client: StoreClient, clock: Clock) -> WorkerSpec:
+    keys, deadline_s = Keys(arguments.cluster), clock.monotonic() + arguments.wait_s
+    taken_since_s: float | None = None
+    while True:
+        try:
+            entry, controller = client.get(keys.spec), client.get(keys.controller)
+            holder = client.get(keys.worker(arguments.name))
+            problem = f"nobody leads a cluster {arguments.cluster}"
+        except StoreUnavailable as error:
+            entry, controller, holder, problem = None, None, None, str(error)
+        if entry is not None and controller is not None:
+            declared = read_declared(entry.value)
+            if holder is None:
+                return _spec(arguments, host, declared)
+            taken_since_s = clock.monotonic() if taken_since_s is None else taken_since_s
+            if clock.monotonic() - taken_since_s >= declared.cluster.lease_ttl_s + _TAKEN_S:
+                raise _taken(arguments, holder.value)
+        elif clock.monotonic() >= deadline_s:
+            raise Fatal(f"{problem}; waited for wait_s={arguments.wait_s:g}")
+        clock.sleep(_LOOK_S)
+
+
+def _taken(arguments: WorkerArguments, holder: bytes) -> ConfigError:
+    """Two of one name would be taken for one another, by each of their peers for the one that it has met."""
+    text = f"name={arguments.name}: cluster {arguments.cluster} has a worker of that name that lives"
     try:
-        while True:
-            try:
-                entry, controller = client.get(keys.spec), client.get(keys.controller)
-                problem = f"nobody leads a cluster {arguments.cluster}"
-            except StoreUnavailable as error:
-                entry, controller, problem = None, None, str(error)
-            if entry is not None and controller is not None:
-                return _spec(arguments, host, read_declared(entry.value))
-            if clock.monotonic() >= deadline_s:
-                raise Fatal(f"{problem}; waited for wait_s={arguments.wait_s:g}")
-            clock.sleep(_LOOK_S)
-    finally:
-        client.close()
+        other = decode_member(holder)
+    except msgspec.DecodeError:
+        return ConfigError(text)
+    return ConfigError(
+        f"{text}: incarnation {other.incarnation}, process {other.pid} on {other.host}\nchoose another, or end that one"
+    )
 
 
 def _spec(arguments: WorkerArguments, host: str, declared: DeclaredState) -> WorkerSpec:
@@ -128,7 +156,10 @@ def _spec(arguments: WorkerArguments, host: str, declared: DeclaredState) -> Wor
 
 
 def _store(given: Mapping[str, str], environment: Mapping[str, str]) -> StoreSpec:
-    endpoints = given["store.endpoints"].strip().removeprefix("[").removesuffix("]").split(",")
+    listed = given["store.endpoints"].strip()
+    # The brackets of an IPv6 address are not the list's.
+    listed = listed[1:-1] if listed.startswith("[") and listed.endswith("]") else listed
+    endpoints = listed.split(",")
     user = given.get("store.user")
     return StoreSpec(
         endpoints=tuple(endpoint.strip() for endpoint in endpoints if endpoint.strip()),

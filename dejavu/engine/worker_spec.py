@@ -16,7 +16,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
     store: StoreSpec
     host: str
-    """Address on which the worker listens."""
+    """Address that the worker publishes for its listener."""
     lease_ttl_s: float
     device: str
     transport_kind: str

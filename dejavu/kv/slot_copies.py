@@ -1,7 +1,7 @@
-"""Cells between a stage's host store and its slots: stretches of memory on the way in, single cells on the way out.
+"""Cells between a stage's host store and its slots.
 
-On a CUDA device both ways go through a pinned buffer: pieces are gathered on their own side and cross the bus in one
-copy (DejaVu §4.1, buffered copies).
+On a CPU rows with the same positions go by one strided copy of all layers. On a CUDA device both ways go through a
+pinned buffer: pieces are gathered on their own side and cross the bus in one copy (DejaVu §4.1, buffered copies).
 Shape legend: L layers, C the pair (K, V), R rows of a pool, H kv heads, S positions of a pool, D head_dim.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dejavu.kv.device import Copier, Mark
@@ -39,26 +41,35 @@ class SlotCopies:
         self._host_cells = _cells_of_position_0(host)
         self._slot_cells = _cells_of_position_0(slots)
         self._crossing = _crossing(slots, self._cell_bytes)
+        self._bytes = None if slots.device.type != "cpu" else (_bytes_of(host), _bytes_of(slots))
 
     def make(self, copy: SlotCopy, after: Mark) -> int:
         """The cells are where they should be. Returns their bytes. ``after``: what made them, on the way out."""
         first_host, first_slot = copy.microbatch * self._microbatch_rows, copy.slot * self._microbatch_rows
+        if self._crossing is None:
+            self._copy_directly(copy, first_host, first_slot)
+            return copy.num_cells * self._cell_bytes
         with torch.inference_mode():
             if copy.way == "out":
-                self._take_out(copy.spans, first_host, first_slot, after)
+                self._take_out(self._crossing, copy.spans, first_host, first_slot, after)
             else:
-                self._bring_in(copy.spans, first_host, first_slot)
+                self._bring_in(self._crossing, copy.spans, first_host, first_slot)
         return copy.num_cells * self._cell_bytes
 
-    def _bring_in(self, spans: Sequence[CellSpan], first_host: int, first_slot: int) -> None:
-        most_cells = None if self._crossing is None else self._crossing.buffer_bytes // self._cell_bytes
-        for rows, positions in _stretches(spans, most_cells):
+    def _copy_directly(self, copy: SlotCopy, first_host: int, first_slot: int) -> None:
+        assert self._bytes is not None
+        host, slots = self._bytes
+        for rows, positions in _stretches(copy.spans):
+            stored = host[:, :, _after(first_host, rows), :, positions]
+            held = slots[:, :, _after(first_slot, rows), :, positions]
+            # NumPy moves memory where PyTorch runs a loop over elements: a quarter less time (docs/swapping.md).
+            np.copyto(*((held, stored) if copy.way == "in" else (stored, held)))
+
+    def _bring_in(self, crossing: StagingRing, spans: Sequence[CellSpan], first_host: int, first_slot: int) -> None:
+        for rows, positions in _pieces(spans, crossing.buffer_bytes // self._cell_bytes):
             source = self._host.cells_LCRHSD[:, :, _after(first_host, rows), :, positions]
             target = self._slots.cells_LCRHSD[:, :, _after(first_slot, rows), :, positions]
-            if self._crossing is None:
-                target.copy_(source)
-                continue
-            buffer = self._crossing.acquire(_TIMEOUT_S)
+            buffer = crossing.acquire(_TIMEOUT_S)
             try:
                 buffer.host[: source.nbytes].view(source.dtype).view(source.shape).copy_(source)
                 with self._copier.copying(None):
@@ -67,18 +78,17 @@ class SlotCopies:
             finally:
                 buffer.release()
 
-    def _take_out(self, spans: Sequence[CellSpan], first_host: int, first_slot: int, after: Mark) -> None:
+    def _take_out(
+        self, crossing: StagingRing, spans: Sequence[CellSpan], first_host: int, first_slot: int, after: Mark
+    ) -> None:
         cells = [(span.row_index, position) for span in spans for position in range(span.start, span.stop)]
-        most = len(cells) if self._crossing is None else self._crossing.buffer_bytes // self._cell_bytes
+        most = crossing.buffer_bytes // self._cell_bytes
         for start in range(0, len(cells), most):
             part = cells[start : start + most]
             source = _index(self._slots, self._slot_cells, part, first_slot).to(self._slots.device)
             target = _index(self._host, self._host_cells, part, first_host)
             slots, host = (pool.cells_LCRHSD.view(-1, pool.layout.head_dim) for pool in (self._slots, self._host))
-            if self._crossing is None:
-                host.index_copy_(0, target, slots.index_select(0, source))
-                continue
-            buffer, num_bytes = self._crossing.acquire(_TIMEOUT_S), len(part) * self._cell_bytes
+            buffer, num_bytes = crossing.acquire(_TIMEOUT_S), len(part) * self._cell_bytes
             try:
                 with self._copier.copying(after):
                     gathered = buffer.work[:num_bytes].view(slots.dtype).view(-1, slots.shape[1])
@@ -96,14 +106,22 @@ def _crossing(slots: KvPool, cell_bytes: int) -> StagingRing | None:
     return StagingRing(2, max(_BUFFER_BYTES, cell_bytes), pin=True, device=str(slots.device))
 
 
-def _stretches(spans: Sequence[CellSpan], most_cells: int | None) -> Iterator[tuple[slice, slice]]:
-    """Rows and positions. Neighbours with the same positions go together, unless at most ``most_cells`` may."""
-    if most_cells is not None:
-        for span in spans:
-            for start in range(span.start, span.stop, most_cells):
-                rows = slice(span.row_index, span.row_index + 1)
-                yield rows, slice(start, min(start + most_cells, span.stop))
-        return
+def _bytes_of(pool: KvPool) -> NDArray[np.uint8]:
+    """The pool's cells without a copy, whatever their type; the last axis is the bytes of a cell."""
+    found: NDArray[np.uint8] = pool.cells_LCRHSD.view(torch.uint8).numpy()
+    return found
+
+
+def _pieces(spans: Sequence[CellSpan], most_cells: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and positions, at most ``most_cells`` at once."""
+    for span in spans:
+        for start in range(span.start, span.stop, most_cells):
+            rows = slice(span.row_index, span.row_index + 1)
+            yield rows, slice(start, min(start + most_cells, span.stop))
+
+
+def _stretches(spans: Sequence[CellSpan]) -> Iterator[tuple[slice, slice]]:
+    """Rows and positions: neighbours with the same positions go together."""
     ordered = sorted(spans, key=lambda span: (span.start, span.stop, span.row_index))
     neighbours = groupby(enumerate(ordered), key=lambda one: (one[1].start, one[1].stop, one[1].row_index - one[0]))
     for (start, stop, _), numbered in neighbours:

@@ -116,6 +116,11 @@ class Slots:
         """The next copy to make; it is under way from now on. None while there is nothing that may be copied."""
         return self.next_out() or self._next_in(self._needed) or self._next_in(self._expected)
 
+    @property
+    def is_short(self) -> bool:
+        """Something that is needed or expected is not in."""
+        return any(one is not None and not self.is_ready(*one) for one in (self._needed, self._expected))
+
     def next_out(self) -> SlotCopy | None:
         """As ``next_copy``, of new cells that are not in the host store."""
         for index, slot in enumerate(self._slots):
@@ -198,15 +203,31 @@ class Slots:
         return slot is None or all(cells.out == cells.valid for cells in slot.rows.values())
 
     @property
+    def is_all_stored(self) -> bool:
+        """The host store has every cell; others may still be coming in."""
+        return all(cells.out == cells.valid for slot in self._slots for cells in slot.rows.values())
+
+    @property
     def is_out(self) -> bool:
         """The host store has every cell, and nothing is being copied."""
         return all(slot.is_clean for slot in self._slots)
+
+    @property
+    def stored_in_part(self) -> list[tuple[RowId, int]]:
+        """Rows of which the host store lacks the newest cells, each with how many it has from the first."""
+        return [
+            (cells.row_id, cells.out) for slot in self._slots for cells in slot.rows.values() if cells.out < cells.valid
+        ]
+
+    def rest(self) -> None:
+        """Nothing is needed or expected: no more copies in begin."""
+        self._needed = self._expected = None
 
     def clear(self) -> None:
         """Every slot is empty, and nothing is needed or expected. Raises InvalidTransition unless ``is_out``."""
         if not self.is_out:
             raise InvalidTransition(f"the host store does not have every cell: {self.describe()}")
-        self._needed = self._expected = None
+        self.rest()
         for slot in self._slots:
             self._empty(slot)
 

@@ -5,36 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dejavu.errors import Fatal
+from dejavu.ids import RowId
 from dejavu.kv.device import Copier, Mark
 from dejavu.kv.pool import KvPool
 from dejavu.kv.slot_copies import SlotCopies
 from dejavu.kv.slots import SlotCopy, SlotRow, Slots
+from dejavu.kv.swap_counters import SwapCounters, SwapTally
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwapCounters:
-    """Since the start."""
-
-    bytes_in: int = 0
-    bytes_out: int = 0
-    unused_bytes: int = 0
-    """Of ``bytes_in``: brought in for nothing, because another microbatch came or the row ended."""
-    busy_s: float = 0.0
-    """Copying."""
-    wait_s: float = 0.0
-    """A step was due and its cells were not in."""
-    steps: int = 0
-    waits: int = 0
-    """Steps that waited."""
-
-    def __add__(self, other: SwapCounters) -> SwapCounters:
-        """Both together."""
-        return SwapCounters(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +25,8 @@ class SwapSpan:
     name: str
     start_s: float
     end_s: float
-    microbatch: int
+    microbatch: int | None
+    """None for a wait for all of them."""
     num_bytes: int = 0
 
 
@@ -95,7 +77,7 @@ class Swapper:
         self._cell_bytes = host.cell_bytes(host.layers, host.heads)
         self._copies = SlotCopies(host, slots, microbatch_rows, copier)
         self._slots = Slots()
-        self._counters = SwapCounters()
+        self._tally = SwapTally()
         self._computed: Mark = None
         self._changed = threading.Condition()
         self._is_closed = False
@@ -112,16 +94,22 @@ class Swapper:
         with self._changed:
             self._slots.need(microbatch, rows)
             if not self._slots.is_ready(microbatch, rows):
-                self._wait_ready(microbatch, rows)
+                self._changed.notify_all()
+                self._wait(lambda: self._slots.is_ready(microbatch, rows), microbatch)
             slot = self._slots.begin_step(microbatch, rows)
-            self._counters = replace(self._counters, steps=self._counters.steps + 1)
+            self._tally.steps += 1
             if expected is not None:
                 self._slots.expect(*expected)
-                self._changed.notify_all()
+                # Woken for nothing, the other thread would take turns with this one.
+                if self._slots.is_short:
+                    self._changed.notify_all()
         return slot * self._microbatch_rows
 
     def end(self, microbatch: int, rows: Sequence[SlotRow]) -> None:
-        """Each row has its cell ``length`` in the slot; it is on its way to the host store, or there on a CPU."""
+        """Each row has its cell ``length`` in the slot; it is on its way to the host store, or there on a CPU.
+
+        Raises Fatal when a copy that it makes itself fails.
+        """
         with self._changed:
             self._slots.end_step(microbatch, rows)
             self._computed = self._copier.mark()
@@ -130,18 +118,21 @@ class Swapper:
             if copy is None:
                 self._changed.notify_all()
         if copy is not None:
-            self._make(copy, self._computed)
+            self._make(copy, self._computed, is_own=True)
 
     def wrote(self, num_cells: int) -> None:
         """So many cells of a prompt went to the host store from where they were computed."""
         with self._changed:
-            self._count(bytes_out=num_cells * self._cell_bytes)
+            self._tally.bytes_out += num_cells * self._cell_bytes
 
     def settle(self, microbatch: int, row_indices: frozenset[int]) -> None:
-        """Nobody copies from or to these places of the host store, and what slots have of them is forgotten."""
+        """Nobody copies from or to these places of the host store, and what slots have of them is forgotten.
+
+        Waits for copies; raises Fatal when one fails or hangs.
+        """
         with self._changed:
             self._slots.forget(microbatch, row_indices)
-            self._wait(lambda: not self._slots.is_copying(microbatch, row_indices))
+            self._wait(lambda: not self._slots.is_copying(microbatch, row_indices), microbatch)
 
     def forget(self, microbatch: int, row_indices: frozenset[int]) -> None:
         """The rows at these places have ended."""
@@ -151,42 +142,48 @@ class Swapper:
     def store(self, microbatch: int) -> None:
         """The host store has every cell of the microbatch. Waits; raises Fatal when a copy fails or hangs."""
         with self._changed:
-            if not self._slots.is_stored(microbatch):
-                self._wait(lambda: self._slots.is_stored(microbatch))
+            self._wait(lambda: self._slots.is_stored(microbatch), microbatch)
 
     def drain(self) -> None:
-        """The host store has every cell. Raises Fatal when a copy fails or hangs."""
+        """The host store has every cell. Waits; raises Fatal when a copy fails or hangs."""
         with self._changed:
-            self._wait(lambda: self._slots.is_out)
+            self._wait(lambda: self._slots.is_all_stored)
 
-    def close(self) -> None:
-        """The host store has every cell, unless a copy failed, and the thread has ended. Idempotent."""
-        try:
-            self.drain()
-        except Fatal as error:
-            # Rows whose cells are missing are not in the table of rows, either: their step was never told.
-            logger.warning("closing with cells that are not in the host store: %s", error)
+    def close(self) -> Sequence[tuple[RowId, int]]:
+        """The host store has every cell, unless a copy failed or hangs, and the thread has ended. Idempotent.
+
+        Returns the rows of which the host store lacks the newest cells, each with how many it has from the first.
+        """
         with self._changed:
+            # What was to come next comes for nobody any more.
+            self._slots.rest()
+            try:
+                self._wait(lambda: self._slots.is_out)
+                self._slots.clear()
+            except Fatal as error:
+                logger.warning("closing with cells that are not in the host store: %s", error)
+            lacking = self._slots.stored_in_part
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join(self._timeout_s)
+        return lacking
 
     @property
     def counters(self) -> SwapCounters:
         """So far."""
         with self._changed:
-            return replace(self._counters, unused_bytes=self._slots.unused_cells * self._cell_bytes)
+            return self._tally.counters(unused_bytes=self._slots.unused_cells * self._cell_bytes)
 
-    def _wait_ready(self, microbatch: int, rows: Sequence[SlotRow]) -> None:
+    def _wait(self, condition: Callable[[], bool], microbatch: int | None = None) -> None:
+        """The condition holds; the time until then is counted and on the timeline."""
+        if condition():
+            return
         start_s = self._now()
-        self._changed.notify_all()
-        self._wait(lambda: self._slots.is_ready(microbatch, rows))
-        end_s = self._now()
-        self._count(wait_s=end_s - start_s, waits=1)
-        self._tell(SwapSpan(name="swap_wait", start_s=start_s, end_s=end_s, microbatch=microbatch))
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
         has_come = self._changed.wait_for(lambda: self._error is not None or condition(), self._timeout_s)
+        end_s = self._now()
+        self._tally.wait_s += end_s - start_s
+        self._tally.waits += 1
+        self._tell(SwapSpan(name="swap_wait", start_s=start_s, end_s=end_s, microbatch=microbatch))
         if self._error is not None:
             raise Fatal(f"a swap copy failed: {self._error}") from self._error
         if not has_come:
@@ -196,11 +193,9 @@ class Swapper:
         while (copy := self._next()) is not None:
             try:
                 self._make(copy, self._computed)
-            except Exception as error:  # Whatever it is, the computing thread must learn of it.
-                logger.exception("a swap copy failed")
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
+            except Fatal:
+                # The computing thread learns of it where it waits.
+                logger.exception("the swapping thread ends")
                 return
 
     def _next(self) -> SlotCopy | None:
@@ -212,24 +207,30 @@ class Swapper:
                 self._changed.wait()
         return None
 
-    def _make(self, copy: SlotCopy, after: Mark) -> None:
+    def _make(self, copy: SlotCopy, after: Mark, *, is_own: bool = False) -> None:
+        """The copy is made, counted and told; ``is_own``: by the computing thread.
+
+        Raises Fatal when it fails, and so will whoever waits for it.
+        """
         start_s = self._now()
-        num_bytes = self._copies.make(copy, after)
-        if self._bus is not None and copy.way == "in":
-            self._bus.hold_back(num_bytes, self._now() - start_s)
+        try:
+            num_bytes = self._copies.make(copy, after)
+            if self._bus is not None and copy.way == "in":
+                self._bus.hold_back(num_bytes, self._now() - start_s)
+        except Exception as error:  # Whatever it is, nobody may rely on these cells.
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            raise Fatal(f"a swap copy failed: {error}") from error
         end_s = self._now()
         with self._changed:
             self._slots.done(copy)
-            is_in = copy.way == "in"
-            self._count(busy_s=end_s - start_s, **{"bytes_in" if is_in else "bytes_out": num_bytes})
-            self._changed.notify_all()
+            self._tally.copied(copy.way, num_bytes, end_s - start_s, is_own=is_own)
+            # The computing thread may wait for it; the other one only has to know where its slot was waited for.
+            if not is_own or self._slots.is_short:
+                self._changed.notify_all()
         name = f"swap_{copy.way}"
         self._tell(SwapSpan(name=name, start_s=start_s, end_s=end_s, microbatch=copy.microbatch, num_bytes=num_bytes))
-
-    def _count(self, **more: float) -> None:
-        self._counters = replace(
-            self._counters, **{name: getattr(self._counters, name) + amount for name, amount in more.items()}
-        )
 
     def _tell(self, span: SwapSpan) -> None:
         if self._on_span is not None:

@@ -54,11 +54,13 @@ def log_probabilities(
 
 def probabilities(logits_V: Floats, param: Sampling) -> Floats:
     """The distribution [V] to draw from: temperature, then top-k, then top-p, as Hugging Face orders them."""
-    scores_V = logits_V / param.temperature
+    # From the likeliest one's: however small the temperature is, that one's score is a number, others' at worst -inf.
+    with np.errstate(over="ignore"):
+        scores_V = (logits_V - logits_V.max()) / param.temperature
     if 0 < param.top_k < len(scores_V):
         least = np.partition(scores_V, -param.top_k)[-param.top_k]
         scores_V = np.where(scores_V < least, -np.inf, scores_V)
-    weights_V: Floats = np.exp(scores_V - scores_V.max())
+    weights_V: Floats = np.exp(scores_V)
     weights_V /= weights_V.sum()
     if param.top_p < 1.0:
         weights_V = _keep_top_p(weights_V, param.top_p)

@@ -36,6 +36,9 @@ class Candidate:
     """Inverse throughput: seconds per round of ``num_machines`` microbatches."""
     latency_s: float
     """From a prompt's start to the answer's last token, under full load and without waiting for a place."""
+    in_flight: int
+    """Token microbatches that have rows at once: one for each stage that makes tokens; where whole microbatches are
+    replaced, those of a round, because a place stands empty while the next microbatch's prompts are computed."""
     objection: str | None = None
     """Why it cannot be done; None: it can."""
 
@@ -43,14 +46,6 @@ class Candidate:
     def num_machines(self) -> int:
         """Machines in use, and microbatches of a round."""
         return self.prompt_depth if self.mode == "colocated" else self.prompt_depth + self.token_depth
-
-    @property
-    def in_flight(self) -> int:
-        """Token microbatches that have rows at once: those of a round, prompts that are still computed among them.
-
-        With only one a token machine, its place would stand empty while the next microbatch's prompts are computed.
-        """
-        return self.num_machines
 
     @property
     def row_s(self) -> float:
@@ -91,9 +86,19 @@ class _Batching:
 def candidates(question: Question) -> list[Candidate]:
     """Every pipeline and every split, in microbatches of the declared rows and, where swapping is possible, swapped.
 
-    A pipeline has at most as many stages as the model has layers; what is beyond stays idle.
+    All machines are used, but a pipeline has at most as many stages as the model has layers. What stands against them
+    is what the formulas say; see ``dejavu.planning.judging`` for the cluster's own word.
     """
-    return [candidate for batching in _batchings(question) for candidate in _cut(batching)]
+    machines = question.machines.count
+    return [candidate for batching in _batchings(question) for candidate in _cut(batching, machines)]
+
+
+def smaller_candidates(question: Question) -> list[Candidate]:
+    """The same with fewer machines. More of them keep more microbatches, and so may be too many for whole layers."""
+    most = question.shape.num_layers
+    counts = range(1, min(question.machines.count, 2 * most))
+    found = [(count, one) for batching in _batchings(question) for count in counts for one in _cut(batching, count)]
+    return [one for count, one in found if one.num_machines == count]
 
 
 def swapping_rule(question: Question) -> SwapRule | None:
@@ -103,20 +108,24 @@ def swapping_rule(question: Question) -> SwapRule | None:
 
 
 def _batchings(question: Question) -> Iterator[_Batching]:
-    yield _Batching(question=question, rows=question.rows, swapping=False)
+    if question.swapping != "on":
+        yield _Batching(question=question, rows=question.rows, swapping=False)
     rule = swapping_rule(question)
-    if rule is None:
+    if question.swapping == "off" or (rule is None and question.swapping == "auto"):
         return
-    # As many rows as before: slower at best, but the devices hold two microbatches instead of all.
-    for rows in (question.rows, 2 * question.rows) if rule.pays else (question.rows,):
+    sizes = [question.rows]
+    twice = 2 * question.rows
+    if rule is not None and rule.pays and (question.most_rows is None or twice <= question.most_rows):
+        sizes.append(twice)
+    for rows in sizes:
         # The rule counts the KV of B rows; a microbatch of 2B rows moves that of all of them.
         moved = question.swap_inputs(rows)
-        assert moved is not None
-        yield _Batching(question=question, rows=rows, swapping=True, swapped_steps_s=swap_rule(moved).with_s)
+        steps_s = None if moved is None else swap_rule(moved).with_s
+        yield _Batching(question=question, rows=rows, swapping=True, swapped_steps_s=steps_s)
 
 
-def _cut(batching: _Batching) -> Iterator[Candidate]:
-    machines, most = batching.question.machines.count, batching.question.shape.num_layers
+def _cut(batching: _Batching, machines: int) -> Iterator[Candidate]:
+    most = batching.question.shape.num_layers
     yield _colocated(batching, min(machines, most))
     used = min(machines, 2 * most)
     for prompt_depth in range(max(1, used - most), min(most, used - 1) + 1):
@@ -134,6 +143,7 @@ def _colocated(batching: _Batching, depth: int) -> Candidate:
         swapping=batching.swapping,
         round_s=round_s,
         latency_s=round_s,
+        in_flight=depth,
         objection=_too_few("", batching.token_depth_needed(inputs), depth, inputs),
     )
 
@@ -148,6 +158,7 @@ def _disaggregated(batching: _Batching, prompt_depth: int, token_depth: int) -> 
         swapping=batching.swapping,
         round_s=disaggregated_s(inputs, prompt_depth, token_depth),
         latency_s=inputs.streaming_overhead * inputs.prompt_time_s + inputs.tokens_time_s,
+        in_flight=token_depth if batching.question.scheduling == "row" else prompt_depth + token_depth,
         objection=_too_few("prompt ", min_prompt_depth(inputs), prompt_depth, inputs)
         or _too_few("token ", batching.token_depth_needed(inputs), token_depth, inputs),
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.interpolation import PointCosts
-from dejavu.planning.memory import StageBytes, memory_table, most_rows
+from dejavu.planning.memory import StageBytes, memory_objection, memory_table, most_rows
 from dejavu.planning.prediction import predict
 from dejavu.planning.question import Question
 from dejavu.planning.search import Answer, Formulas
@@ -24,8 +24,9 @@ def document(answer: Answer) -> Document:
         "mode": chosen.mode if chosen else None,
         "split": _split(chosen),
         "stages": chosen.prompt_depth if chosen and chosen.mode == "colocated" else None,
-        "microbatch": {"prompt": chosen.rows, "token": chosen.rows} if chosen else None,
+        "microbatch": {"prompt": question.prompt_rows_of(chosen.rows), "token": chosen.rows} if chosen else None,
         "in_flight": chosen.in_flight if chosen else None,
+        "max_length": question.shape.max_length,
         "swapping": chosen.swapping if chosen else None,
         "predicted": asdict(predict(chosen, question.lengths, question.machines)) if chosen else None,
         "cost": _cost(answer),
@@ -51,16 +52,19 @@ def warnings(answer: Answer) -> tuple[str, ...]:
     found = []
     if chosen is None:
         return ()
-    tight = [stage for stage in memory_table(question, chosen) if not stage.fits]
-    if tight:
-        stage = tight[0]
-        found.append(
-            f"{stage.pipeline} stage {stage.stage} holds {stage.device_bytes:,} bytes with whole layers, embedding and "
-            f"head, and its machine has {stage.machine_bytes:,}: the formulas leave these out"
-        )
     if question.machines.count > chosen.num_machines:
         idle = question.machines.count - chosen.num_machines
-        found.append(f"{idle} of {question.machines.count} machines stay idle: {question.shape.num_layers} layers")
+        more = "what would use more does not fit or is slower" if question.machines.memory_bytes else "no layer is left"
+        found.append(
+            f"{idle} of {question.machines.count} machines stay idle: {question.shape.num_layers} layers, and {more}"
+        )
+    if question.declared_length is not None and memory_objection(_as_declared(question), chosen) is not None:
+        found.append(
+            f"it fits with model.max_length={question.shape.max_length}, the longest request, and not with the "
+            f"{question.declared_length} positions that a row has as declared"
+        )
+    if chosen.swapping:
+        found.append("a cluster swaps only with strategy.swapping=on")
     if chosen.mode == "disaggregated" and question.lengths.mean_new_tokens == 0:
         found.append("no token is asked for: the token machines would only receive KV")
     costs, context = question.times.costs, question.mean_context
@@ -86,6 +90,12 @@ def warnings(answer: Answer) -> tuple[str, ...]:
             f"the longest request is longer than the {question.shape.max_length} positions of model.max_length"
         )
     return tuple(found)
+
+
+def _as_declared(question: Question) -> Question:
+    """The same with rows as long as a cluster's are when it is told nothing of the plan's."""
+    assert question.declared_length is not None
+    return replace(question, shape=replace(question.shape, max_length=question.declared_length))
 
 
 def _split(chosen: Candidate | None) -> Document | None:
@@ -117,6 +127,9 @@ def _formulas(formulas: Formulas) -> Document:
         "min_prompt_depth": formulas.min_prompt_depth,
         "min_token_depth": formulas.min_token_depth,
         "split": {"prompt": formulas.prompt_depth, "token": formulas.token_depth} if formulas.prompt_depth else None,
+        "equal_split": {"prompt": formulas.equal_split[0], "token": formulas.equal_split[1]}
+        if formulas.equal_split
+        else None,
         "inputs": {
             "D": inputs.num_machines,
             "L": inputs.num_layers,

@@ -136,7 +136,11 @@ class HeldOut:
 
 
 def held_out_error(costs: PointCosts) -> HeldOut:
-    """Each point that lies between others is left out in turn and predicted from the rest."""
+    """Each point that lies between others is left out in turn and predicted from the rest.
+
+    Prompts: between others by their tokens. Steps: by their rows, and by their context where as many rows were measured
+    at others.
+    """
     errors = [*_prompt_errors(costs), *_step_errors(costs)]
     return HeldOut(
         num_points=len(errors),
@@ -161,7 +165,8 @@ def _step_errors(costs: PointCosts) -> list[float]:
     for index, (rows, context, seconds) in enumerate(points):
         rest = [*points[:index], *points[index + 1 :]]
         counts = [point[0] for point in rest]
-        if counts and min(counts) <= rows <= max(counts):
+        contexts = [point[1] for point in rest if point[0] == rows] or [context]
+        if counts and min(counts) <= rows <= max(counts) and min(contexts) <= context <= max(contexts):
             left = PointCosts("", costs.prompt_points, rest)
             errors.append(abs(left.step_time_s(rows, context) / seconds - 1))
     return errors

@@ -1,18 +1,22 @@
-"""What each stage of a plan holds, layer by layer as the layers are really cut, beside what its machine has."""
+"""What each stage of a candidate holds, as the cluster itself would cut and count it, beside what its machine has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from dejavu.control.layers import balanced_layers
+from dejavu.control import memory as cluster_memory
+from dejavu.control.memory import Limits, check_memory, stage_memory
+from dejavu.control.placement import Declared, place
+from dejavu.control.plan import Pipeline, Place, Plan, Stage
+from dejavu.errors import InfeasibleError
+from dejavu.ids import FIRST_EPOCH
 from dejavu.kv.layout import LayerRange
 from dejavu.planning.candidates import Candidate
 from dejavu.planning.question import Question
+from dejavu.planning.shape import spec_of_shape
 
 StageKind: TypeAlias = Literal["prompt", "token", "colocated"]
-SWAPPED_MICROBATCHES = 2
-"""KV of so many microbatches lies on a device that swaps: the one computed and the one coming or going."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,60 +42,65 @@ class StageBytes:
 
     @property
     def fits(self) -> bool:
-        """The devices hold it. The formulas take layers in fractions and leave out embedding and head."""
+        """The devices hold it."""
         return self.machine_bytes is None or self.device_bytes <= self.machine_bytes
+
+
+def placed(question: Question, candidate: Candidate) -> Plan:
+    """The plan that a cluster would make of the candidate, without a look at its memory."""
+    declared = Declared(
+        mode=candidate.mode,
+        prompt_depth=candidate.prompt_depth,
+        token_depth=candidate.token_depth,
+        colocated_depth=candidate.prompt_depth,
+        prompt_rows=question.prompt_rows_of(candidate.rows),
+        token_rows=candidate.rows,
+        in_flight=candidate.in_flight,
+        scheduling=question.scheduling,
+        swapping=candidate.swapping,
+    )
+    return place(declared, spec_of_shape(question.shape), epoch=FIRST_EPOCH)
+
+
+def limits(question: Question) -> Limits:
+    """What a worker has."""
+    return Limits(device_bytes=question.machines.memory_bytes, host_bytes=question.machines.host_memory_bytes)
+
+
+def memory_objection(question: Question, candidate: Candidate) -> str | None:
+    """Which stage does not fit, with the bytes; None: all do. What ``place`` says is what is said here."""
+    checked = limits(question)
+    if checked == Limits():
+        return None
+    try:
+        check_memory(placed(question, candidate), checked)
+    except InfeasibleError as error:
+        return str(error).partition("\n")[0].removeprefix("infeasible: ")
+    return None
 
 
 def memory_table(question: Question, candidate: Candidate) -> tuple[StageBytes, ...]:
     """A row a stage, prompt stages first."""
-    if candidate.mode == "colocated":
-        return _pipeline(question, candidate, "colocated", candidate.prompt_depth)
-    return (
-        *_pipeline(question, candidate, "prompt", candidate.prompt_depth),
-        *_pipeline(question, candidate, "token", candidate.token_depth),
-    )
+    plan = placed(question, candidate)
+    return tuple(_stage(question, plan, pipeline, stage) for pipeline in plan.pipelines for stage in pipeline.stages)
 
 
 def most_rows(question: Question, candidate: Candidate, *, swapping: bool) -> int | None:
-    """The most rows of a microbatch with which every stage of these pipelines fits; None: nothing limits them."""
-    found = []
-    for stage in memory_table(question, replace(candidate, rows=1, swapping=swapping)):
-        if stage.machine_bytes is not None and stage.kv_bytes:
-            found.append(max(0, (stage.machine_bytes - stage.weight_bytes) // stage.kv_bytes))
-        if question.machines.host_memory_bytes is not None and stage.host_kv_bytes:
-            found.append(question.machines.host_memory_bytes // stage.host_kv_bytes)
-    return min(found, default=None)
+    """The most rows of a token microbatch with which every stage that keeps rows fits; None: nothing limits them."""
+    plan = placed(question, replace(candidate, swapping=swapping))
+    return cluster_memory.most_rows(plan, limits(question), swapping=swapping)
 
 
-def _pipeline(question: Question, candidate: Candidate, kind: StageKind, depth: int) -> tuple[StageBytes, ...]:
-    ranges = balanced_layers(question.shape.num_layers, depth)
-    return tuple(
-        _stage(question, candidate, kind, index, layers, is_last=index == depth - 1, depth=depth)
-        for index, layers in enumerate(ranges)
-    )
-
-
-def _stage(
-    question: Question,
-    candidate: Candidate,
-    kind: StageKind,
-    index: int,
-    layers: LayerRange,
-    *,
-    is_last: bool,
-    depth: int,
-) -> StageBytes:
-    shape, lengths = question.shape, question.lengths
-    tokens = lengths.max_prompt_tokens + (0 if kind == "prompt" else lengths.max_new_tokens)
-    a_microbatch = candidate.rows * tokens * len(layers) * shape.position_bytes
-    swaps = candidate.swapping and kind != "prompt"
-    in_flight = 1 if kind == "prompt" else depth
+def _stage(question: Question, plan: Plan, pipeline: Pipeline, stage: Stage) -> StageBytes:
+    need = stage_memory(plan, Place(pipeline=pipeline, stage=stage))
+    kind = pipeline.kind
+    assert kind != "memory"
     return StageBytes(
         pipeline=kind,
-        stage=index,
-        layers=layers,
-        weight_bytes=shape.weight_bytes(layers, is_first=index == 0, is_last=is_last),
-        kv_bytes=a_microbatch * (SWAPPED_MICROBATCHES if swaps else in_flight),
-        host_kv_bytes=a_microbatch * in_flight if swaps else 0,
+        stage=stage.index,
+        layers=stage.layers,
+        weight_bytes=need.weight_bytes,
+        kv_bytes=need.kv_bytes,
+        host_kv_bytes=need.host_kv_bytes,
         machine_bytes=question.machines.memory_bytes,
     )

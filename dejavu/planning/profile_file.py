@@ -12,6 +12,7 @@ import msgspec
 from dejavu.errors import ConfigError, nearest
 from dejavu.planning.fits import FitCosts
 from dejavu.planning.interpolation import PointCosts
+from dejavu.planning.shape import ModelShape
 
 # The upper bounds are beyond any machine; within them no product of two leaves the range of numbers.
 Rows = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
@@ -30,6 +31,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of the machine, sharing every layer."""
     engine: str
     """What computed."""
+    model_hash: str | None = None
+    """Of the weights, since names such as ``hub`` and ``local`` say nothing of them; None: unknown."""
+    dtype: str | None = None
+    """Of the computation; None: unknown."""
     prompt_points: tuple[tuple[Rows, Tokens, Seconds], ...] = ()
     step_points: tuple[tuple[Rows, Tokens, Seconds], ...] = ()
     prompt_fit: Fit | None = None
@@ -68,20 +73,40 @@ def read_profile_file(path: Path) -> ProfileFile:
 
 def published_files() -> tuple[ProfileFile, ...]:
     """The profiles that come with the program, by the name of their file."""
-    folder = resources.files("dejavu.planning") / "published"
+    folder = resources.files("dejavu.conf") / "profile" / "published"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".json"))
     return tuple(msgspec.json.decode((folder / name).read_bytes(), type=ProfileFile) for name in names)
 
 
-def choose_measured(file: ProfileFile, path: Path, *, model: str, devices: int) -> Profile:
-    """The file's profile of the model. Raises ConfigError naming what there is instead."""
+def choose_measured(file: ProfileFile, path: Path, *, shape: ModelShape, devices: int) -> Profile:
+    """The file's profile of the model in its dtype. Raises ConfigError naming what there is instead."""
+    model, differences = shape.name, []
     for profile in file.profiles:
-        if (profile.model, profile.devices) == (model, devices):
+        if (profile.model, profile.devices) != (model, devices):
+            continue
+        difference = _difference(profile, shape)
+        if difference is None:
             return profile
+        differences.append(difference)
+    if differences:
+        raise ConfigError(
+            f"profile.path={path}: {'; '.join(differences)}\nmeasure this one with workflow=profile model={model}"
+        )
     there = ", ".join(profile.label for profile in file.profiles)
     raise ConfigError(
         f"profile.path={path}: nothing of model={model} on machines of {devices} device(s)\nit has {there}"
     )
+
+
+def _difference(profile: Profile, shape: ModelShape) -> str | None:
+    """Why a profile of the same name is one of something else; None: as far as is known it is not."""
+    for what, measured, wanted in (
+        ("weights with the hash", profile.model_hash, shape.model_hash),
+        ("the dtype", profile.dtype, shape.dtype),
+    ):
+        if measured is not None and wanted is not None and measured != wanted:
+            return f"model={profile.model} was measured with {what} {measured}, and this one has {wanted}"
+    return None
 
 
 def choose_published(

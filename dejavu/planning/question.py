@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+from dejavu.control.plan import Scheduling
 from dejavu.planning.arithmetic import Inputs
 from dejavu.planning.shape import ModelShape
 from dejavu.planning.swapping import SwapInputs
 from dejavu.planning.times import Times
 
+SwappingWish: TypeAlias = Literal["off", "auto", "on"]
+"""Never; where rows do not fit otherwise; always."""
 _BITS = 8
 _GIGA = 10**9
 
@@ -71,6 +75,19 @@ class Question:
     """B: rows of a microbatch."""
     streaming_overhead: float | None = None
     """m; None: what the link leaves exposed, or 1 where it is unknown."""
+    most_rows: int | None = None
+    """No microbatch may have more, a swapped one included; None: a swapped one may have 2B."""
+    prompt_rows: int | None = None
+    """Most rows of a prompt microbatch, for the memory that they take; None: B."""
+    scheduling: Scheduling = "row"
+    """How the cluster replaces rows, which decides how many token microbatches it keeps."""
+    swapping: SwappingWish = "auto"
+    declared_length: int | None = None
+    """Positions of a row that a cluster has unless it is told those of the plan (``shape.max_length``); None: it is told."""
+
+    def prompt_rows_of(self, rows: int) -> int:
+        """Rows of a prompt microbatch, beside token microbatches of ``rows``."""
+        return rows if self.prompt_rows is None else min(rows, self.prompt_rows)
 
     def inputs(self, rows: int, num_machines: int) -> Inputs:
         """The formulas' letters for microbatches of ``rows`` rows on ``num_machines`` machines."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dejavu.planning.arithmetic import (
     Inputs,
     colocated_s,
+    equal_split,
     may_pay,
     min_prompt_depth,
     min_token_depth,
@@ -15,7 +17,8 @@ from dejavu.planning.arithmetic import (
     threshold,
     token_pipeline_s,
 )
-from dejavu.planning.candidates import Candidate, candidates, swapping_rule
+from dejavu.planning.candidates import Candidate, candidates, smaller_candidates, swapping_rule
+from dejavu.planning.judging import judged
 from dejavu.planning.question import Question
 from dejavu.planning.swapping import SwapRule
 
@@ -38,6 +41,8 @@ class Formulas:
     may_pay: bool
     min_prompt_depth: int
     min_token_depth: int | None
+    equal_split: tuple[float, float] | None
+    """Fractions of machines at which prompts and tokens take the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +63,15 @@ class Answer:
 
 def plan(question: Question) -> Answer:
     """The fastest candidate that can be done; of equally fast ones the simplest. Never raises on valid input."""
-    ranked = sorted(candidates(question), key=_order)
+    every = sorted(candidates(question), key=_order)
+    ranked = judged(question, every, enough=1 + MOST_RUNNERS_UP)
+    if ranked[0].objection is not None:
+        # No smaller one is as fast as the fastest of all machines; it is only where that one cannot be done.
+        every = sorted([*every, *smaller_candidates(question)], key=_order)
+        ranked = judged(question, every, enough=1 + MOST_RUNNERS_UP)
     possible = [one for one in ranked if one.objection is None]
     chosen = possible[0] if possible else None
-    formulas = _formulas(question, ranked)
+    formulas = _formulas(question, ranked, every)
     return Answer(
         question=question,
         chosen=chosen,
@@ -75,22 +85,24 @@ def plan(question: Question) -> Answer:
     )
 
 
-def _order(candidate: Candidate) -> tuple[float, bool, bool, int, float]:
-    """Fast, then simple: no split, no swapping, fewer rows; then the split that keeps both sides least apart."""
+def _order(candidate: Candidate) -> tuple[float, bool, bool, int, int, int]:
+    """Fast, then simple: no split, no swapping, fewer rows; then all machines, both sides least apart."""
     return (
         candidate.row_s,
         candidate.mode == "disaggregated",
         candidate.swapping,
         candidate.rows,
+        -candidate.num_machines,
         abs(candidate.prompt_depth - candidate.token_depth),
     )
 
 
-def _formulas(question: Question, ranked: list[Candidate]) -> Formulas:
-    plain = [one for one in ranked if not one.swapping]
-    splits = [one for one in plain if one.mode == "disaggregated"]
-    split = next((one for one in splits if one.objection is None), splits[0] if splits else None)
-    colocated = next(one for one in plain if one.mode == "colocated")
+def _formulas(question: Question, ranked: Sequence[Candidate], every: Sequence[Candidate]) -> Formulas:
+    possible = [one for one in ranked if one.objection is None]
+    # Best what can be done without swapping, then what cannot, then what swaps.
+    known = sorted([*possible, *every], key=lambda one: one.swapping)
+    split = next((one for one in known if one.mode == "disaggregated"), None)
+    colocated = next(one for one in known if one.mode == "colocated")
     inputs = question.inputs(question.rows, (split or colocated).num_machines)
     return Formulas(
         inputs=inputs,
@@ -104,12 +116,15 @@ def _formulas(question: Question, ranked: list[Candidate]) -> Formulas:
         may_pay=may_pay(inputs),
         min_prompt_depth=min_prompt_depth(inputs),
         min_token_depth=min_token_depth(inputs),
+        equal_split=equal_split(inputs),
     )
 
 
-def _infeasible(question: Question, ranked: list[Candidate]) -> str:
+def _infeasible(question: Question, ranked: Sequence[Candidate]) -> str:
     """What stands against one pipeline of all machines, which needs the least memory, and against swapping it."""
-    colocated = [one for one in ranked if one.mode == "colocated"]
+    found = [one for one in ranked if one.mode == "colocated"]
+    longest = max(one.num_machines for one in found)
+    colocated = [one for one in found if one.num_machines == longest]
     objections = dict.fromkeys(f"{one.objection}{' (swapping)' if one.swapping else ''}" for one in colocated)
     memory, weights = question.machines.memory_bytes, question.shape.num_parameters * question.shape.dtype_bytes
     return (
@@ -126,7 +141,7 @@ def _kv_gigabytes(question: Question) -> float:
     return question.rows * tokens * question.shape.kv_bytes_per_token / 1e9
 
 
-def _reason(question: Question, chosen: Candidate, ranked: list[Candidate], formulas: Formulas) -> str:
+def _reason(question: Question, chosen: Candidate, ranked: Sequence[Candidate], formulas: Formulas) -> str:
     """Why split, or why not, with the numbers that decide."""
     other_mode = "colocated" if chosen.mode == "disaggregated" else "disaggregated"
     others = [one for one in ranked if one.mode == other_mode]

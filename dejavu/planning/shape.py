@@ -28,6 +28,8 @@ class ModelShape:
     """Of what the first stage holds beside its layers."""
     head_parameters: int
     """Of what the last stage holds beside its layers; a tied head counts."""
+    model_hash: str | None = None
+    """Of its weights; None where only the sizes are known."""
 
     @property
     def dtype_bytes(self) -> int:
@@ -77,6 +79,7 @@ def shape_of_spec(name: str, spec: ModelSpec) -> ModelShape:
         layer_parameters=spec.layer_parameters,
         embedding_parameters=spec.embedding_parameters,
         head_parameters=spec.head_parameters,
+        model_hash=spec.model_hash if spec.folder else None,
     )
 
 
@@ -94,7 +97,7 @@ def spec_of_shape(shape: ModelShape) -> ModelSpec:
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         eos_token_ids=(),
-        model_hash=shape.name,
+        model_hash=shape.model_hash or shape.name,
         layer_parameters=shape.layer_parameters,
         embedding_parameters=shape.embedding_parameters,
         head_parameters=shape.head_parameters,

@@ -10,11 +10,12 @@ from dejavu.planning.search import Answer, plan
 
 def plan_with_rows(question: Question) -> Answer:
     """The best plan over microbatches of 1, 2, 4, ... ``question.rows`` rows; of equally fast ones the smallest.
+    A swapped microbatch has no more either.
 
     A round of microbatches that the workload cannot fill counts for what it can: a plan for more rows than there are
     requests would promise a throughput that nobody sees.
     """
-    answers = [plan(replace(question, rows=rows)) for rows in _sizes(question.rows)]
+    answers = [plan(replace(question, rows=rows, most_rows=question.rows)) for rows in _sizes(question.rows)]
     possible = [answer for answer in answers if answer.chosen is not None]
     return min(possible, key=_request_s) if possible else answers[0]
 

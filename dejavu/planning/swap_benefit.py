@@ -51,11 +51,16 @@ class SwapQuestion:
         return next((length for length in lengths if self.rule(length).pays), None)
 
 
-def crossing(lengths: Sequence[int], gains: Sequence[float]) -> float | None:
-    """Where the gain of swapping falls to 1, between the lengths around it; None where it does not within them."""
-    for (length, gain), (next_length, next_gain) in zip(
-        zip(lengths, gains, strict=True), zip(lengths[1:], gains[1:], strict=True), strict=False
-    ):
-        if gain >= 1 > next_gain:
-            return length + (next_length - length) * (gain - 1) / (gain - next_gain)
-    return None
+def slower_from(lengths: Sequence[float], gains: Sequence[float]) -> float | None:
+    """From which length on the gain of swapping is below 1, between the ascending lengths around it.
+
+    The first of them where it is below 1 at all of them, and may be so before; None where the longest still gains.
+    """
+    if not gains or gains[-1] >= 1:
+        return None
+    gaining = [index for index, gain in enumerate(gains) if gain >= 1]
+    if not gaining:
+        return lengths[0]
+    last = gaining[-1]
+    (length, next_length), (gain, next_gain) = lengths[last : last + 2], gains[last : last + 2]
+    return length + (next_length - length) * (gain - 1) / (gain - next_gain)

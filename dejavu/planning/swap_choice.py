@@ -18,15 +18,30 @@ class SwapChoice:
     """What a person should know before the start."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapKnown:
+    """What the rule can be asked with, for microbatches of as many rows as are wanted."""
+
+    inputs: SwapInputs | None = None
+    """None where something is unknown."""
+    source: str = ""
+    """Which requests the inputs are of and whose times they have, in words."""
+    missing: str = "the time of a step (profile) and the bandwidth (cluster.pcie_gbps, or a profile measured here)"
+    """What is unknown, where there are no inputs."""
+
+
+NOTHING_KNOWN = SwapKnown()
+
+
 def choose_swapping(
-    *, rows: int, most_resident: int | None, most_swapped: int | None, inputs: SwapInputs | None
+    *, rows: int, most_resident: int | None, most_swapped: int | None, known: SwapKnown = NOTHING_KNOWN
 ) -> SwapChoice:
     """Swapping where microbatches of ``rows`` rows fit the devices in no other way.
 
     Args:
         most_resident: rows of a microbatch that fit without swapping; None: nothing limits them.
         most_swapped: and with it.
-        inputs: times and bandwidth for microbatches of ``rows`` rows; None where one of them is unknown.
+        known: what the rule is asked with.
     """
     if most_resident is None:
         return SwapChoice(swapping=False, reason="no memory of a device is declared that KV would have to fit into")
@@ -37,17 +52,20 @@ def choose_swapping(
     why = f"microbatches of {rows} rows do not fit without ({most_resident} would)"
     if most_swapped is not None and rows > most_swapped:
         return SwapChoice(swapping=False, reason=f"{why}, nor with swapping ({most_swapped} would)")
+    inputs = known.inputs
     if inputs is None:
-        return SwapChoice(
-            swapping=True,
-            reason=f"{why}; whether it pays is unknown without measured times and a measured or declared bandwidth",
-        )
+        return SwapChoice(swapping=True, reason=f"{why}; whether it pays is unknown without {known.missing}")
     # The rule speaks of B rows and of twice as many that are swapped (Appendix E).
     rule = swap_rule(replace(inputs, rows=max(1, rows // 2)))
     sides = f"2Nt is {rule.without_s:.4g} s, with transfers {rule.with_s:.4g} s"
     verdict = "the rule says that it pays" if rule.pays else "the rule says that it does not pay"
+    of = f" (for {known.source})" if known.source else ""
+    warning = _warning(inputs, rule, most_resident)
     return SwapChoice(
-        swapping=True, reason=f"{why}; {verdict}: {sides}", rule=rule, warning=_warning(inputs, rule, most_resident)
+        swapping=True,
+        reason=f"{why}; {verdict}{of}: {sides}",
+        rule=rule,
+        warning=None if warning is None else f"{warning}{of}",
     )
 
 

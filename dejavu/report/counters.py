@@ -30,12 +30,14 @@ class SwapTotals(msgspec.Struct, frozen=True, kw_only=True):
     unused_bytes: int = 0
     """Of ``bytes_in``: for a step that did not come, because another microbatch did or the row ended."""
     busy_s: float = 0.0
-    """Copying, most of it beside the computation."""
+    """Copying, on any thread."""
+    own_s: float = 0.0
+    """Of ``busy_s``: by the computing thread itself."""
     wait_s: float = 0.0
-    """A step was due and its cells were not in yet."""
+    """The computing thread stood still: a step's cells were not in, or cells that somebody reads were not out."""
     steps: int = 0
     waits: int = 0
-    """Steps that waited."""
+    """How often it did."""
 
 
 class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True):

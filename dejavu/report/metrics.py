@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from dejavu.ids import RequestId
-from dejavu.report.counters import RehearsalCounters, SwapTotals, WorkerCounters
+from dejavu.report.counters import RehearsalCounters, WorkerCounters
 from dejavu.report.json_file import write_json
 from dejavu.report.repairs import RepairReceipt
+from dejavu.report.transfers import Swap, Transfer, ratio, swap_totals, transfers
 from dejavu.request import Completion
 
 __all__ = ["Metrics", "RequestTimes", "WorkerCounters", "quantile", "summarize", "write_metrics"]
@@ -62,15 +63,6 @@ class Latency(TypedDict):
     inter_token_s: Spread
 
 
-class Transfer(TypedDict):
-    """Bytes moved, and the time it took: under computation, and with computation waiting."""
-
-    bytes: int
-    hidden_s: float
-    exposed_s: float
-    hidden_share: float | None
-
-
 class StageMetrics(TypedDict):
     """One worker's share of the run."""
 
@@ -100,18 +92,6 @@ class Rehearsal(TypedDict):
     late_s: float
     late_share: float | None
     most_late_s: float
-
-
-class Swap(TypedDict):
-    """See ``SwapTotals``; all zeros where nothing swaps."""
-
-    bytes_in: int
-    bytes_out: int
-    unused_bytes: int
-    busy_s: float
-    wait_s: float
-    steps: int
-    waits: int
 
 
 class Metrics(TypedDict):
@@ -187,15 +167,15 @@ def summarize(
             generated=num_generated,
         ),
         wall_s=wall_s,
-        throughput=Throughput(tokens_per_s=_ratio(num_generated, wall_s), requests_per_s=_ratio(len(finished), wall_s)),
+        throughput=Throughput(tokens_per_s=ratio(num_generated, wall_s), requests_per_s=ratio(len(finished), wall_s)),
         latency=Latency(
             normalized_s_per_token=_spread(one.normalized_s for one in times),
             time_to_first_token_s=_spread(one.time_to_first_token_s for one in times),
             time_per_output_token_s=_spread(one.time_per_output_token_s for one in times),
             inter_token_s=_spread(gap for one in times for gap in one.gaps_s),
         ),
-        transfers=_transfers(ordered),
-        swap=_swap([one.swap for one in ordered]),
+        transfers=transfers(ordered),
+        swap=swap_totals([one.swap for one in ordered]),
         stages=[_stage(worker) for worker in ordered],
         kv=_kv_counters(ordered),
         repairs=list(repairs),
@@ -234,42 +214,6 @@ def _spread(values: Iterable[float | None]) -> Spread:
     return Spread(median=quantile(known, 0.5), p95=quantile(known, 0.95), max=max(known, default=None))
 
 
-def _transfers(workers: Sequence[WorkerCounters]) -> dict[str, Transfer]:
-    """Totals over the workers, by kind."""
-    return {
-        "streamed": _transfer((one.stream_bytes, one.stream_hidden_s, one.stream_exposed_s) for one in workers),
-        "swapped": _transfer(_swapped(one.swap) for one in workers),
-        "replicated": _transfer((one.replica_bytes, one.replica_hidden_s, one.replica_exposed_s) for one in workers),
-    }
-
-
-def _swapped(swap: SwapTotals) -> tuple[int, float, float]:
-    return swap.bytes_in + swap.bytes_out, max(swap.busy_s - swap.wait_s, 0.0), swap.wait_s
-
-
-def _swap(workers: Sequence[SwapTotals]) -> Swap:
-    return Swap(
-        bytes_in=sum(one.bytes_in for one in workers),
-        bytes_out=sum(one.bytes_out for one in workers),
-        unused_bytes=sum(one.unused_bytes for one in workers),
-        busy_s=float(sum(one.busy_s for one in workers)),
-        wait_s=float(sum(one.wait_s for one in workers)),
-        steps=sum(one.steps for one in workers),
-        waits=sum(one.waits for one in workers),
-    )
-
-
-def _transfer(parts: Iterable[tuple[int, float, float]]) -> Transfer:
-    listed = list(parts)
-    hidden_s, exposed_s = sum(part[1] for part in listed), sum(part[2] for part in listed)
-    return Transfer(
-        bytes=sum(part[0] for part in listed),
-        hidden_s=float(hidden_s),
-        exposed_s=float(exposed_s),
-        hidden_share=_ratio(hidden_s, hidden_s + exposed_s),
-    )
-
-
 def _stage(worker: WorkerCounters) -> StageMetrics:
     return StageMetrics(
         worker=worker.name,
@@ -284,7 +228,7 @@ def _stage(worker: WorkerCounters) -> StageMetrics:
         peak_rss_bytes=worker.peak_rss_bytes,
         weight_bytes=worker.weight_bytes,
         kv_pool_bytes=worker.kv_pool_bytes,
-        swap=_swap([worker.swap]),
+        swap=swap_totals([worker.swap]),
     )
 
 
@@ -298,7 +242,7 @@ def _rehearsal(stages: Sequence[RehearsalCounters]) -> Rehearsal | None:
         passes=sum(one.passes for one in stages),
         planned_s=planned_s,
         late_s=late_s,
-        late_share=_ratio(late_s, planned_s),
+        late_share=ratio(late_s, planned_s),
         most_late_s=max(one.most_late_s for one in stages),
     )
 
@@ -310,7 +254,3 @@ def _kv_counters(workers: Sequence[WorkerCounters]) -> dict[str, int]:
         for name, number in worker.kv.items():
             totals[name] = totals.get(name, 0) + number
     return totals
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None

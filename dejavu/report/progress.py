@@ -14,6 +14,7 @@ from rich.progress import Progress as Bars
 
 from dejavu.clock import Clock
 from dejavu.report.amounts import printable, show_bytes, show_count, show_rate, show_seconds, show_share
+from dejavu.report.lossy_stream import lossy
 
 Unit: TypeAlias = Literal["bytes", "items"]
 REFRESHES_A_SECOND = 4
@@ -62,13 +63,14 @@ class RichProgress:
     """Progress on a console: a bar a phase and one for the requests, or plain lines where it cannot redraw.
 
     While it is open, log lines for the same terminal appear above the bars. Close it before the final report.
+    Nothing is raised where nothing can be printed: the work is worth more than the news of it.
     """
 
     def __init__(self, console: Console, clock: Clock, *, line_interval_s: float = 5.0) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._display: _Bars | _Lines = (
-            _Bars(console) if console.is_interactive else _Lines(console, clock, line_interval_s)
+            _Bars(lossy(console)) if console.is_interactive else _Lines(lossy(console), clock, line_interval_s)
         )
         self._phase_since_s: dict[str, float] = {}
         self._ended_phases: set[str] = set()

@@ -39,18 +39,26 @@ class LengthPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stops:
-    """From which length on 2B rows with swapping are slower; None: at none of those that were measured."""
+    """From which length on 2B rows with swapping are slower; None: not even at the longest that was measured."""
 
+    shortest: int
+    """That was measured; who stops there may have stopped before."""
     measured: float | None
     rule: float | None
     full_rule: float | None
 
     @property
     def off_percent(self) -> float | None:
-        """By how much the measured length is off the rule with all rows in it."""
-        if self.measured is None or self.full_rule is None:
+        """By how much the measured length is off the rule with all rows in it; None where one of them is not known."""
+        if self.measured is None or self.full_rule is None or min(self.measured, self.full_rule) <= self.shortest:
             return None
         return (self.measured / self.full_rule - 1) * 100
+
+    def words(self, stop: float | None) -> str:
+        """One of the three, after "is slower"."""
+        if stop is None:
+            return "not even at the longest of these lengths"
+        return "at all of these lengths" if stop <= self.shortest else f"from {stop:.0f} tokens on"
 
 
 def length_rows(points: Sequence[LengthPoint]) -> list[Columns]:

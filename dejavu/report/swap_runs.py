@@ -40,6 +40,11 @@ class SwapRun:
     unused_bytes: int
     waits: int
     wait_s: float
+    """In which computing threads stood still for copies."""
+    busy_s: float
+    """Copying, on any thread."""
+    own_s: float
+    """Of it by computing threads themselves."""
 
     @property
     def columns(self) -> Columns:
@@ -62,6 +67,8 @@ class SwapRun:
             "unused_bytes": self.unused_bytes,
             "waits": self.waits,
             "wait_s": self.wait_s,
+            "copy_s": self.busy_s,
+            "own_copy_s": self.own_s,
         }
 
 
@@ -83,7 +90,9 @@ class SwapSummary:
     bytes_a_step: float
     """In and out, of one stage."""
     wait_share: float
-    """Seconds that steps waited for copies, over those that stages had."""
+    """Seconds in which computing threads stood still for copies, over those that stages had."""
+    own_share: float
+    """Seconds in which they copied themselves, over the same."""
 
     @property
     def gain(self) -> float:
@@ -115,6 +124,7 @@ def summarise_swaps(runs: Sequence[SwapRun], num_stages: int) -> list[SwapSummar
             step_s=median(one.step_s for one in own),
             bytes_a_step=median((one.bytes_in + one.bytes_out) / max(1, one.steps) for one in own),
             wait_share=median(one.wait_s / (one.wall_s * num_stages) for one in own),
+            own_share=median(one.own_s / (one.wall_s * num_stages) for one in own),
         )
         for (model, batch, length, case), own in groups.items()
     ]
@@ -137,6 +147,7 @@ def swap_rows(summaries: Iterable[SwapSummary]) -> list[Columns]:
             "step_ms": one.step_s * 1e3,
             "swapped_mb_a_step": one.bytes_a_step / 1e6,
             "wait_percent": one.wait_share * 100,
+            "own_copy_percent": one.own_share * 100,
         }
         for one in summaries
     ]

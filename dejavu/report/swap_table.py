@@ -57,6 +57,7 @@ class Crossing:
     rule_all_rows: int | None
     """By the rule with the KV of all 2B rows in it."""
     simulated: float | None
+    """From here on it is slower: the shortest length where it always is; None: not even at the longest."""
 
 
 def swap_rows(points: Sequence[SwapPoint]) -> list[Columns]:

@@ -9,6 +9,7 @@ from dejavu.control.plan import Plan
 from dejavu.engine import messages as m
 from dejavu.engine.mailbox import ClusterFenced, ClusterFormed, Event, PeerLost, Received, Wake
 from dejavu.errors import DejavuError
+from dejavu.ids import Epoch
 from dejavu.models.tokenizer import TextCodec
 from dejavu.request import Request
 from dejavu.serving.cluster_links import ClusterLinks
@@ -55,8 +56,9 @@ class Controller:
         self._watcher = watcher or Unwatched()
         self._meters = meters or Unmetered()
         self._steps: dict[int, int] = {}
+        self._lost: set[str] = set()
         self._epochs = Epochs(links, overseer, self._watcher)
-        self._ledger = Ledger(links.plan, codec, observer, self._epochs.progressed)
+        self._ledger = Ledger(links.plan, codec, observer, progressed=self._epochs.progressed, ended=self._epochs.ended)
         self._start_s = links.clock.monotonic()
 
     def serve(self, requests: Iterable[Request]) -> float:
@@ -105,6 +107,8 @@ class Controller:
         return Standing(
             plan=self._plan,
             is_between=self._epochs.is_between,
+            is_changing=self._epochs.is_changing,
+            lost=tuple(sorted(self._lost)),
             num_waiting=self._ledger.num_open - num_running,
             num_running=num_running,
             num_rows_taken=self._ledger.admission.num_rows_taken,
@@ -152,7 +156,7 @@ class Controller:
         match event:
             case PeerLost():
                 logger.info("lost the link of %s: %s", event.peer, event.reason)
-                self._overseer.suspect(event.peer, event.epoch, event.reason)
+                self._suspect(event.peer, event.epoch, event.reason)
             case ClusterFenced():
                 self._epochs.fence(event)
             case ClusterFormed():
@@ -169,16 +173,22 @@ class Controller:
         if links is None:
             return
         self._links = links
+        self._lost.clear()
         self._ledger.enter_epoch(self._plan, self._now_s())
         in_flight = self._plan.token_pipeline.in_flight
         self._steps = {index: step for index, step in self._steps.items() if index < in_flight}
         rows = self._ledger.rows
         if not self._epochs.restore(self._ledger.admission, rows, self._steps):
             return
-        if self._plan.revision == before.revision:
-            # Nobody has survived anything where the declared state was changed.
+        if self._plan.revision == before.revision or self._plan.fenced != before.fenced:
+            # Nobody has survived anything where the declared state was changed and no worker died on the way.
             for tracked in rows.values():
                 tracked.survive(is_another=self._epochs.is_another_repair)
+
+    def _suspect(self, worker: str, epoch: Epoch, reason: str) -> None:
+        if epoch == self._plan.epoch:
+            self._lost.add(worker)
+        self._overseer.suspect(worker, epoch, reason)
 
     def _obey(self, event: Received) -> None:
         message = event.message
@@ -195,7 +205,7 @@ class Controller:
                 self._carry_out(changes)
                 self._watcher.stepped(message.microbatch, message.step)
             case m.LinkLost():
-                self._overseer.suspect(message.peer, message.epoch, message.reason)
+                self._suspect(message.peer, message.epoch, message.reason)
             case m.RowsEnded():
                 self._ledger.rows_ended(message.row_ids)
             case m.RowsFailed():

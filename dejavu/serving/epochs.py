@@ -29,6 +29,7 @@ class Epochs:
         self._overseer = overseer
         self._watcher = watcher
         self._is_between = False
+        self._is_changing = False
         self._restoring: set[RowId] = set()
         self._receipt: RestoreReceipt | None = None
         self._last_token_s: float | None = None
@@ -41,11 +42,19 @@ class Epochs:
         """True while no epoch's workers can be told anything."""
         return self._is_between
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether what leads into the next epoch is a change of the declared state, and no repair."""
+        return self._is_between and self._is_changing
+
     def fence(self, event: ClusterFenced) -> None:
         """Nothing is sent any more until the plan's workers all serve."""
         if event.plan.epoch <= self._links.plan.epoch:
             return
         self._is_between = True
+        # What ends from now on says nothing of the epoch that is over.
+        self._receipt = None
+        self._is_changing = event.plan.revision != self._links.plan.revision
         self._watcher.phase("fence")
         self._watcher.phase("replace")
 
@@ -76,7 +85,7 @@ class Epochs:
             return False
         except NoAnswer as error:
             logger.warning("restoring failed; another epoch is needed: %s", error)
-            self._is_between = True
+            self._is_between, self._is_changing = True, False
             for worker in error.workers:
                 self._overseer.suspect(worker, self._links.plan.epoch, str(error))
             return False
@@ -91,13 +100,15 @@ class Epochs:
         self._last_token_s = self._links.clock.now()
 
     def progressed(self, row_id: RowId) -> None:
-        """The row has a token, or has ended."""
-        if self._receipt is None:
-            return
-        if self._receipt.resumed_s == self._receipt.restored_s:
+        """The row has a token."""
+        if self._receipt is not None and self._receipt.resumed_s == self._receipt.restored_s:
             now_s = self._links.clock.now()
             self._receipt = msgspec.structs.replace(self._receipt, resumed_s=now_s)
             self._tell(self._receipt)
+        self.ended(row_id)
+
+    def ended(self, row_id: RowId) -> None:
+        """The row is not waited for: it has a token, or its request was given up."""
         self._restoring.discard(row_id)
         self._finish_if_done()
 

@@ -26,15 +26,15 @@ class Followed:
         self._tally.started(self._request.id)
         self._guarded(self._listener.started)
 
-    def token(self, token: int, text: str, logprobs: TokenLogprobs | None) -> None:
+    def token(self, token: int, text: str, start: int, logprobs: TokenLogprobs | None) -> None:
         """See ``Listener``."""
         self._tally.token(len(self._request.prompt_tokens) if self._is_first else 0)
         self._is_first = False
-        self._guarded(lambda: self._listener.token(token, text, logprobs))
+        self._guarded(lambda: self._listener.token(token, text, start, logprobs))
 
-    def ended(self, completion: Completion, rest: str) -> None:
+    def ended(self, completion: Completion, rest: str, num_cut: int) -> None:
         """See ``Listener``."""
-        self._guarded(lambda: self._listener.ended(completion, rest))
+        self._guarded(lambda: self._listener.ended(completion, rest, num_cut))
         # Last: whoever waits for the service to be empty may then rely on every listener having been told.
         self._tally.ended(completion)
 

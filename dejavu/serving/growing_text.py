@@ -17,15 +17,35 @@ class GrowingText:
         self._text = ""
         self._num_given = 0
         self._stop_at: int | None = None
+        self._starts: list[int] = []
+        """Of the tokens, where there are stop strings."""
 
     @property
     def before_stop(self) -> str | None:
         """The whole text, once a stop string is in it; None until then."""
         return None if self._stop_at is None else self._text[: self._stop_at]
 
+    @property
+    def num_characters(self) -> int:
+        """Of the text so far; a character that is incomplete does not count."""
+        return len(self._text)
+
+    @property
+    def num_cut(self) -> int:
+        """Tokens at the end of which nothing is before the stop string."""
+        return 0 if self._stop_at is None else sum(start >= self._stop_at for start in self._starts)
+
     def push(self, token: int) -> bool:
         """The text has grown by the token. Returns whether a stop string is in it now."""
-        piece = self._decoder.push(token)
+        if self._stops:
+            self._starts.append(len(self._text))
+        return self._grow(self._decoder.push(token))
+
+    def finish(self) -> bool:
+        """No token follows: what was held back of a character is text. Returns whether a stop string is in it now."""
+        return self._grow(self._decoder.finish())
+
+    def _grow(self, piece: str) -> bool:
         if piece and self._stop_at is None:
             first = max(len(self._text) - self._longest + 1, 0)
             self._text += piece

@@ -50,11 +50,18 @@ class Ledger:
     Args:
         codec: for text and stop strings; None when the model has no tokenizer (texts stay empty).
         observer: told of tokens and endings.
-        progressed: told of each row that has a token or ends.
+        progressed: told of each row that has a token.
+        ended: told of each row whose request has ended, by a token or without one.
     """
 
     def __init__(
-        self, plan: Plan, codec: TextCodec | None, observer: Observer, progressed: Callable[[RowId], None]
+        self,
+        plan: Plan,
+        codec: TextCodec | None,
+        observer: Observer,
+        *,
+        progressed: Callable[[RowId], None],
+        ended: Callable[[RowId], None],
     ) -> None:
         self.admission = Admission.of(plan)
         self.rows: dict[RowId, Tracked] = {}
@@ -63,6 +70,7 @@ class Ledger:
         self._codec = codec
         self._observer = observer
         self._progressed = progressed
+        self._ended = ended
         self._open: dict[RequestId, Tracked] = {}
         self._given_back: set[RowId] = set()
         """Rows whose places are free as soon as their last token has come."""
@@ -86,9 +94,11 @@ class Ledger:
             return
         logger.warning("request %s refused: %s", request.id, reason)
         line = refused(request, reason, now_s)
-        self._observer.ended(line, ())
-        if submission.listener is not None:
-            submission.listener.ended(line, "")
+        try:
+            self._observer.ended(line, ())
+        finally:
+            if submission.listener is not None:
+                submission.listener.ended(line, "", 0)
 
     def cancel(self, cancellation: Cancellation, now_s: float) -> Changes:
         """The request has ended; what its row is to the stages decides when the row is given back."""
@@ -196,7 +206,11 @@ class Ledger:
     def abandon(self, reason: str, now_s: float) -> None:
         """Every open request has ended with that error. Nothing else may be asked of this object then."""
         for tracked in list(self._open.values()):
-            self._end(tracked, "error", now_s, error=reason)
+            try:
+                self._end(tracked, "error", now_s, error=reason)
+            # An observer may be what has failed, and the others wait for their ends.
+            except Exception:
+                logger.exception("the end of request %s was not recorded", tracked.request.id)
         self.rows.clear()
 
     def _begin(self, tracked: Tracked, row: Assigned) -> None:
@@ -220,7 +234,7 @@ class Ledger:
 
     def _finish(self, row_id: RowId, reason: str, now_s: float, *, error: str | None = None) -> None:
         tracked = self.rows.pop(row_id)
-        self._progressed(row_id)
+        self._ended(row_id)
         if row_id in self._given_back:
             self._given_back.discard(row_id)
             self.admission.free(row_id)
@@ -229,5 +243,8 @@ class Ledger:
     def _end(self, tracked: Tracked, reason: str, now_s: float, *, error: str | None) -> None:
         del self._open[tracked.request.id]
         line = tracked.completion(reason, now_s, error=error)
-        self._observer.ended(line, tracked.token_times_s)
-        tracked.end(line)
+        try:
+            self._observer.ended(line, tracked.token_times_s)
+        finally:
+            # Whatever an observer's fault is: its user waits for the answer.
+            tracked.end(line)

@@ -117,6 +117,10 @@ class Service:
             submission = Submission(request=arrived, listener=Followed(self._tally, arrived, listener))
             self._source.submit(submission, deadline_s=deadline_s)
 
+    def refused(self) -> None:
+        """Something was asked for that is no request, and counts as a rejected one."""
+        self._tally.rejected()
+
     def cancel(self, request_id: RequestId, *, error: str | None = None) -> None:
         """The request ends soon with ``abort``, unless it has ended: its row is given back everywhere."""
         self._source.cancel(Cancellation(request_id=request_id, error=error))
@@ -147,7 +151,11 @@ class Service:
         if self._is_draining:
             return _STOPPING
         standing = self._standing
-        return f"a repair is under way after epoch {standing.plan.epoch}" if standing.is_between else None
+        if not standing.is_between:
+            lost = ", ".join(standing.lost)
+            return f"the link of {lost} is lost; whether that takes a repair is being found out" if lost else None
+        what = "a change of the declared state" if standing.is_changing else "a repair"
+        return f"{what} is under way after epoch {standing.plan.epoch}"
 
     def snapshot(self) -> ServiceSnapshot:
         """The numbers of this moment."""

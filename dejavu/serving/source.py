@@ -24,11 +24,15 @@ class Listener(Protocol):
     def started(self) -> None:
         """The request has its first row."""
 
-    def token(self, token: int, text: str, logprobs: TokenLogprobs | None) -> None:
-        """The next token, and the text that is certain by now; empty while a character or a stop string may begin."""
+    def token(self, token: int, text: str, start: int, logprobs: TokenLogprobs | None) -> None:
+        """The next token, and the text that is certain by now; empty while a character or a stop string may begin.
 
-    def ended(self, completion: Completion, rest: str) -> None:
-        """The final line, and the end of its text that was held back."""
+        ``start``: how many characters there were before the token, held back ones included.
+        """
+
+    def ended(self, completion: Completion, rest: str, num_cut: int) -> None:
+        """The final line, the end of its text that was held back, and how many of its last tokens have no part in
+        the text, because a stop string begins before them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,11 @@ class Standing:
 
     plan: Plan
     is_between: bool
-    """Between two epochs: a repair is under way, and nothing runs."""
+    """Between two epochs: nothing runs."""
+    is_changing: bool
+    """Between two epochs by a change of the declared state, and not by a repair."""
+    lost: tuple[str, ...] = ()
+    """Workers of the epoch in force whose links have broken: each of them may be dead."""
     num_waiting: int
     """Open requests whose prompts were not sent, or are to be sent anew."""
     num_running: int

@@ -98,7 +98,8 @@ class Tally:
             self._resumed += line.resumed > 0
             if self._last_end_s is not None:
                 self._interval_s += _PACE_WEIGHT * (line.end_s - self._last_end_s - self._interval_s)
-            self._last_end_s = line.end_s
+            # Where nobody is left, the time to the next end will say how long nobody came.
+            self._last_end_s = line.end_s if self._open else None
             self._changed.notify_all()
 
     def wait_empty(self, timeout_s: float) -> tuple[RequestId, ...]:

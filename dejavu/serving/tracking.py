@@ -117,17 +117,30 @@ class Tracked:
         self.tokens.append(token)
         self.token_times_s.append(now_s)
         reason = ending(token, len(self.tokens), self.limits)
-        text = self._text
-        if text is not None and token not in self.limits.eos_token_ids and text.push(token):
-            reason = "stop"
+        text, start, told = self._text, 0, ""
+        if text is not None:
+            start = text.num_characters
+            if token not in self.limits.eos_token_ids:
+                text.push(token)
+            if reason is not None:
+                text.finish()
+            if text.before_stop is not None:
+                # What is before it comes with the end, which says which tokens are in the text.
+                reason = "stop"
+            else:
+                told = text.take()
         if self.listener is not None:
-            self.listener.token(token, "" if text is None else text.take(), logprobs)
+            self.listener.token(token, told, start, logprobs)
         return reason
 
     def end(self, completion: Completion) -> None:
         """The listener has the request's line, and the text that was held back."""
-        if self.listener is not None:
-            self.listener.ended(completion, "" if self._text is None else self._text.rest_of(completion.text))
+        if self.listener is None:
+            return
+        if self._text is None:
+            self.listener.ended(completion, "", 0)
+        else:
+            self.listener.ended(completion, self._text.rest_of(completion.text), self._text.num_cut)
 
     def completion(self, finish_reason: str, end_s: float, *, error: str | None = None) -> Completion:
         """The request's line; its text ends before the stop string."""

@@ -73,15 +73,22 @@ def arrangements(case: Case, num_machines: int, rows: Sequence[int], num_layers:
 
 
 def guessed_s(
-    one: Arrangement, requests: Sequence[Request], costs: Costs, *, overhead: float, handover_s: float
+    one: Arrangement,
+    requests: Sequence[Request],
+    costs: Costs,
+    *,
+    overhead: float,
+    handover_s: float,
+    in_flight: int | None = None,
 ) -> float:
     """About how long the requests take, all there from the start: whole microbatches through equal stages.
 
-    For ranking alone: hops and waiting for rows are left out.
+    For ranking alone: hops are left out, and what waits for rows is counted as if no row were ever empty.
 
     Args:
         overhead: m, of prompts whose KV is streamed.
         handover_s: the KV of a token of a prompt, all layers, over one link; each prompt stage has a link.
+        in_flight: microbatches that a split has rows for, from the start of their prompts on; None: as many as wanted.
     """
     batches = [requests[at : at + one.rows] for at in range(0, len(requests), one.rows)]
     prompt = mean(max(len(request.prompt_tokens) for request in batch) for batch in batches)
@@ -90,7 +97,9 @@ def guessed_s(
     token_s = costs.step_time_s(one.rows, prompt + mean(steps) / 2)
     if not one.depth:
         prompt_depth, token_depth = one.split
-        return disaggregated(
+        held_s = len(steps) * prompt_s * overhead + sum(steps) * token_s
+        least_s = held_s / in_flight if in_flight else 0.0
+        made_s = disaggregated(
             steps,
             [0.0] * len(steps),
             prompt_depth=prompt_depth,
@@ -98,6 +107,7 @@ def guessed_s(
             prompt_s=max(prompt_s * overhead, one.rows * prompt * handover_s) / prompt_depth,
             token_s=token_s / token_depth,
         ).makespan_s
+        return max(made_s, least_s)
     return max(
         colocated(
             own, [0.0] * len(own), depth=one.depth, prompt_s=prompt_s / one.depth, token_s=token_s / one.depth

@@ -82,7 +82,7 @@ class Epoch:
     ) -> None:
         self.plan = plan
         self.links = Links(plan, machinery, engine, stations)
-        self.progress = Progress(plan, self.links)
+        self.progress = Progress(plan, self.links, engine)
         self.is_over = False
         self._costs = costs
         self._engine = engine

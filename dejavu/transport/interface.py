@@ -1,4 +1,4 @@
-"""Which address of this machine to listen on: as named, of an interface, or the one that leads to somebody."""
+"""Which address of this machine to publish: as named, of an interface, or the one that leads to somebody."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def address_of(host: str) -> str:
         except OSError as error:
             raise ConfigError(f"interface {host} has no IPv4 address ({error.strerror})") from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def check_address(key: str, host: str) -> None:
+    """The address is one that links can be made to. Raises ConfigError naming ``key`` for an IPv6 address."""
+    if ":" in host:
+        raise ConfigError(f"{key}={host}: links are made over IPv4; name an IPv4 address, an interface or a host name")
 
 
 def address_towards(endpoint: str) -> str:

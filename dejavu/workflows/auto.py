@@ -28,17 +28,18 @@ logger = logging.getLogger(__name__)
 def decided(config: Config, output: Path, progress: Progress) -> tuple[Config, Answer | None]:
     """The declaration with a strategy that can run, and the plan behind it; as it is, where none is left to decide.
 
-    Raises ConfigError; and InfeasibleError, with ``plan.json`` in ``output``, where nothing fits.
+    The answer is in ``output`` as ``plan.json``, also when it is no. Raises ConfigError, and InfeasibleError where
+    nothing fits.
     """
     if config.strategy.mode is not StrategyMode.auto:
         return config, None
     answer = answered(config, progress)
+    write_json(output / "plan.json", document(answer))
     if answer.chosen is None:
-        write_json(output / "plan.json", document(answer))
         raise InfeasibleError(answer.reason)
     progress.note(f"strategy=auto: {answer.reason}")
     logger.info("strategy=auto: %s", answer.reason)
-    return with_strategy(config, answer.chosen), answer
+    return with_strategy(config, answer.chosen, answer.question.shape.max_length), answer
 
 
 def answered(config: Config, progress: Progress) -> Answer:
@@ -46,15 +47,11 @@ def answered(config: Config, progress: Progress) -> Answer:
     model = config.model
     spec = spec_of_shape(declared_shape(model)) if model.is_shape else prepare_model(model, progress)
     lengths = summarised(request_lengths(config.workload, codec_of(spec), spec.vocab_size))
-    question = question_of(config, shape_of_spec(model.kind, spec), lengths)
-    if config.strategy.swapping is Swapping.off:
-        # A plan that swaps would be of no use.
-        question = replace(question, machines=replace(question.machines, pcie_gbps=None))
-    return plan_with_rows(question)
+    return plan_with_rows(question_of(config, shape_of_spec(model.kind, spec), lengths))
 
 
-def with_strategy(config: Config, chosen: Candidate) -> Config:
-    """The declaration with the chosen pipelines and microbatches."""
+def with_strategy(config: Config, chosen: Candidate, max_length: int) -> Config:
+    """The declaration with the chosen pipelines and microbatches, and rows of so many positions."""
     declared = config.strategy
     is_split = chosen.mode == "disaggregated"
     strategy = replace(
@@ -64,10 +61,11 @@ def with_strategy(config: Config, chosen: Candidate) -> Config:
         stages=1 if is_split else chosen.prompt_depth,
         # A plan counts on whole microbatches; where each row is replaced at once, more of them would be emptier ones.
         in_flight=chosen.in_flight if declared.scheduling is Scheduling.microbatch else None,
-        swapping=Swapping.on if chosen.swapping else declared.swapping,
+        swapping=Swapping.on if chosen.swapping else Swapping.off,
         microbatch=replace(declared.microbatch, token=chosen.rows, prompt=min(declared.microbatch.prompt, chosen.rows)),
     )
-    return replace(config, strategy=strategy)
+    # Room for the longest request, as the plan counts it; a model's own limit may be many times as much.
+    return replace(config, strategy=strategy, model=replace(config.model, max_length=max_length))
 
 
 def with_prediction(summary: Mapping[str, object], answer: Answer | None) -> Mapping[str, object]:

@@ -80,7 +80,7 @@ def _names(body: bytes) -> list[str]:
     try:
         listed: Any = msgspec.json.decode(body)
         return [str(one["id"]) for one in listed["data"]]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return []
 
 

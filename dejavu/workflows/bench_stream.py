@@ -85,7 +85,7 @@ class Answer:
             return
         try:
             chunk = msgspec.json.decode(data, type=Chunk)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StreamError("not a chunk", f"{data[:120].decode(errors='replace')} ({error})") from error
         if chunk.error is not None:
             raise StreamError("error in the stream", message_of(chunk.error))
@@ -118,6 +118,6 @@ def message_of_body(body: bytes) -> str:
     """What the body of an error response says: the API's error object, or its text."""
     try:
         decoded = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return message_of(body[:300].decode(errors="replace"))
     return message_of(decoded.get("error", decoded) if isinstance(decoded, dict) else decoded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import assert_never
@@ -25,12 +25,15 @@ from dejavu.store.spec import StoreSpec
 from dejavu.transport.interface import address_of
 from dejavu.workflows.desk import CLOSE_TIMEOUT_S, Desk, open_desk
 from dejavu.workflows.external_store import external_store
+from dejavu.workflows.first_links import link_first
 from dejavu.workflows.preparation import host_memory_bytes, worker_memory_bytes
 from dejavu.workflows.running import EpochBoard, RunningCluster
 from operators.elsewhere import StartedElsewhere
+from operators.launcher import Launcher
 from operators.loop import ClusterOperator
-from operators.processes import WORKER_COMMAND, Launcher, ProcessLauncher
+from operators.processes import ProcessLauncher
 from operators.ray_launcher import RayLauncher, import_ray
+from operators.worker_process import WORKER_COMMAND
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +97,9 @@ def _on_store(
         stack.callback(operator.stop)
         stack.callback(launcher.stop)
         operator.start()
-        formed = _wait_formed(operator, plan, cluster.epochs, progress, config.cluster.start_timeout_s)
-        cluster.link(*formed)
+        timeout_s = config.cluster.start_timeout_s
+        _wait_formed(operator, plan, cluster.epochs, progress, timeout_s)
+        link_first(lambda: cluster.epochs.newest, cluster, desk.clock, timeout_s=timeout_s)
         stack.callback(_part, cluster)
         yield cluster
 
@@ -143,6 +147,7 @@ def _operator(
         start_timeout_s=config.cluster.start_timeout_s,
         device_memory_bytes=worker_memory_bytes(config),
         host_memory_bytes=host_memory_bytes(config),
+        starts_processes=config.cluster.launcher is not LauncherKind.none,
         on_fenced=cluster.fenced,
         on_formed=cluster.formed,
         on_failure=cluster.failed,
@@ -152,8 +157,8 @@ def _operator(
 
 def _wait_formed(
     operator: ClusterOperator, plan: Plan, epochs: EpochBoard, progress: Progress, timeout_s: float
-) -> tuple[Plan, Mapping[WorkerName, str]]:
-    """The first plan and its workers' addresses. Raises DejavuError when they do not all serve in time."""
+) -> None:
+    """Every worker of the first plan has served. Raises DejavuError when they do not in time."""
     clock = SystemClock()
     deadline_s = clock.monotonic() + timeout_s
     names = (*plan.workers, *plan.standby)
@@ -164,10 +169,9 @@ def _wait_formed(
         if clock.monotonic() > deadline_s:
             late = [name for name in names if name not in members or members[name].state != "serving"]
             raise DejavuError(f"worker {', '.join(late)} did not serve within cluster.start_timeout_s={timeout_s:g}")
-    if epochs.reason is not None or epochs.first is None:
+    if epochs.reason is not None or epochs.formed is None:
         raise DejavuError(epochs.reason or "the cluster did not form")
     progress.phase("workers ready", len(names), len(names))
-    return epochs.first
 
 
 def _part(cluster: RunningCluster) -> None:

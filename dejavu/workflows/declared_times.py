@@ -44,7 +44,7 @@ def times(config: Config, shape: ModelShape, rows: int) -> Times:
         case ProfileKind.measured:
             path = Path(str(profile.path))
             file = read_profile_file(path)
-            return times_of_profile("measured", file, choose_measured(file, path, model=shape.name, devices=devices))
+            return times_of_profile("measured", file, choose_measured(file, path, shape=shape, devices=devices))
 
 
 def _given(profile: ProfileConfig, rows: int) -> Times:

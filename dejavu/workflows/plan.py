@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from dejavu.clock import SystemClock
-from dejavu.config import Config, StrategyMode
+from dejavu.config import Config, Scheduling, StrategyMode
+from dejavu.config.strategy import Swapping
 from dejavu.errors import InfeasibleError
 from dejavu.models.source import has_tokenizer
 from dejavu.models.tokenizer import TextCodec
 from dejavu.planning.document import document
-from dejavu.planning.question import Lengths, Machines, Question
+from dejavu.planning.question import Lengths, Machines, Question, SwappingWish
 from dejavu.planning.search import plan
 from dejavu.planning.shape import ModelShape, shape_of_spec
 from dejavu.planning.sizing import plan_with_rows
+from dejavu.planning.times import Times
 from dejavu.report.json_file import write_json
 from dejavu.report.progress import RichProgress
 from dejavu.workflows.declared_times import declared_shape, times
 from dejavu.workflows.plan_report import render_plan
-from dejavu.workflows.preparation import prepare_model
+from dejavu.workflows.preparation import prepare_model, worker_devices
 from dejavu.workload import RequestLength, request_lengths
 
 logger = logging.getLogger(__name__)
 
 _GB = 10**9
+LEAST_LENGTH = 2
+"""Positions of a row: a prompt's token and an answer's."""
+_WISHES: Mapping[Swapping, SwappingWish] = {Swapping.off: "off", Swapping.auto: "auto", Swapping.on: "on"}
 
 
 def run(config: Config, output: Path) -> None:
@@ -55,15 +61,32 @@ def question(config: Config) -> Question:
 
 def question_of(config: Config, shape: ModelShape, lengths: Lengths) -> Question:
     """What the declaration asks of a model and a workload that are known. Raises ConfigError."""
-    rows = config.strategy.microbatch.token
+    strategy = config.strategy
+    rows, is_auto = strategy.microbatch.token, strategy.mode is StrategyMode.auto
+    found = times(config, shape, rows)
+    longest = max(LEAST_LENGTH, lengths.max_prompt_tokens + lengths.max_new_tokens)
     return Question(
-        machines=machines(config),
-        shape=shape,
+        machines=_with_measured_bus(machines(config), found),
+        # What is declared is often the model's own limit, whatever the workload: a plan says what is enough.
+        shape=replace(shape, max_length=min(shape.max_length, longest)),
         lengths=lengths,
-        times=times(config, shape, rows),
+        times=found,
         rows=rows,
         streaming_overhead=config.profile.streaming_overhead,
+        # A strategy that is left to the planner limits it; any other is what the plan is to take the place of.
+        most_rows=rows if is_auto else None,
+        prompt_rows=strategy.microbatch.prompt if is_auto else None,
+        scheduling="row" if strategy.scheduling is Scheduling.row else "microbatch",
+        swapping=_WISHES[strategy.swapping] if is_auto else "auto",
+        declared_length=None if is_auto else shape.max_length,
     )
+
+
+def _with_measured_bus(declared: Machines, found: Times) -> Machines:
+    """The machines, with the bandwidth to the host that was measured where none is declared."""
+    if declared.pcie_gbps is not None or found.copy_bytes_per_s is None:
+        return declared
+    return replace(declared, pcie_gbps=found.copy_bytes_per_s * 8 / _GB)
 
 
 def model_shape(config: Config) -> tuple[ModelShape, TextCodec | None]:
@@ -83,13 +106,19 @@ def machines(config: Config) -> Machines:
     memory_gb = cluster.device_memory_gb
     return Machines(
         count=cluster.num_machines or cluster.num_workers or config.strategy.num_workers_needed,
-        devices_each=cluster.devices_per_machine,
+        devices_each=_devices_each(config),
         device_memory_bytes=None if memory_gb is None else max(1, int(memory_gb * _GB)),
         host_memory_bytes=None if cluster.host_memory_gb is None else max(1, int(cluster.host_memory_gb * _GB)),
         link_gbps=cluster.link_gbps,
         pcie_gbps=cluster.pcie_gbps,
         price_per_hour=cluster.price_per_hour,
     )
+
+
+def _devices_each(config: Config) -> int:
+    """Devices of a machine; of one that is left to the planner and that will compute, those of its worker."""
+    will_run = config.strategy.mode is StrategyMode.auto and not config.model.is_shape
+    return worker_devices(config) if will_run else config.cluster.devices_per_machine
 
 
 def summarised(lengths: Sequence[RequestLength]) -> Lengths:

@@ -11,7 +11,7 @@ from dejavu.config.strategy import Recovery, StreamTo, Swapping
 from dejavu.control.placement import Declared, LayerPairs, check_shape, place
 from dejavu.control.plan import Plan, RecoveryTier, StreamTarget
 from dejavu.errors import ConfigError
-from dejavu.ids import Epoch
+from dejavu.ids import FIRST_EPOCH
 from dejavu.kv.levels import StreamingLevel
 from dejavu.models.source import ModelSource, cache_folder, has_tokenizer, known_num_layers, resolve
 from dejavu.models.spec import ModelSpec, describe
@@ -25,7 +25,6 @@ from dejavu.workflows.swap_decision import with_swapping
 from dejavu.workload import load
 
 _GB = 10**9
-_FIRST_EPOCH = Epoch(1)
 _STREAM_TARGETS: Mapping[StreamTo | None, StreamTarget | None] = {
     None: None,
     StreamTo.memory: "memory",
@@ -55,14 +54,14 @@ def prepare(config: Config, progress: Progress) -> Prepared:
     requests = load(config.workload, codec=codec, vocab_size=model.vocab_size, avoid=model.eos_token_ids)
     if not requests:
         raise ConfigError(f"workload={config.workload.kind.value} has no request in it")
-    plan = place(with_swapping(config, declared(config), model, requests), model, epoch=_FIRST_EPOCH)
+    plan = place(with_swapping(config, declared(config), model, requests), model, epoch=FIRST_EPOCH)
     return Prepared(plan=plan, codec=codec, requests=requests)
 
 
 def prepare_service(config: Config, progress: Progress) -> Prepared:
     """Model and plan are there, without requests: they will come. Raises ConfigError or InfeasibleError."""
     model = cluster_model(config, progress)
-    plan = place(with_swapping(config, declared(config), model, ()), model, epoch=_FIRST_EPOCH)
+    plan = place(with_swapping(config, declared(config), model, ()), model, epoch=FIRST_EPOCH)
     return Prepared(plan=plan, codec=codec_of(model), requests=())
 
 

@@ -23,7 +23,7 @@ from dejavu.config.strategy import MicrobatchConfig
 from dejavu.control.placement import place
 from dejavu.control.plan import Plan
 from dejavu.errors import DejavuError
-from dejavu.ids import Epoch, RequestId
+from dejavu.ids import FIRST_EPOCH, RequestId
 from dejavu.kv.copy_speed import measured_copy_bytes_per_s
 from dejavu.models.spec import ModelSpec
 from dejavu.planning.profile_file import Profile, ProfileFile
@@ -43,7 +43,6 @@ from dejavu.workload.synthetic import TokenSource
 
 logger = logging.getLogger(__name__)
 
-_FIRST_EPOCH = Epoch(1)
 _LEVEL = "off"
 
 
@@ -54,7 +53,7 @@ def run(config: Config, output: Path) -> None:
     alone = one_worker(config)
     with RichProgress(Console(stderr=True), clock) as progress:
         spec = prepare_model(alone.model, progress)
-        plan = place(declared(alone), spec, epoch=_FIRST_EPOCH)
+        plan = place(declared(alone), spec, epoch=FIRST_EPOCH)
         bar = BatchBar(progress, len(profiling.rows) + profiling.repeats * len(_points(profiling)))
         with running_cluster(alone, plan, output, progress) as cluster:
             bench = Bench(cluster, plan, clock, bar.part)
@@ -156,6 +155,8 @@ def profile_of(config: Config, plan: Plan, samples: Sequence[Samples]) -> Profil
         hardware=f"{machine()}; {plan.threads_per_worker} thread(s), {plan.device}, {plan.model.dtype}",
         devices=1,
         engine="dejavu",
+        model_hash=plan.model.model_hash,
+        dtype=plan.model.dtype,
         prompt_points=tuple((one.rows, one.tokens, median(one.prompts_s)) for one in samples),
         # A step reads the positions before it: in the mean those of the prompt and half of the steps.
         step_points=tuple((one.rows, one.tokens + steps / 2, median(one.steps_s)) for one in samples),

@@ -23,6 +23,7 @@ from dejavu.report.progress import RichProgress
 from dejavu.report.rate_figures import draw_rates
 from dejavu.report.rate_runs import LIVE, SIMULATED, FailedPoint, RatePoint, highest, rate_rows
 from dejavu.report.streaming_table import as_text, write_table
+from dejavu.workflows.fresh_folder import check_fresh
 from dejavu.workflows.rates_case import Case, prepare_cases, promise, serve_case, simulate_case
 
 logger = logging.getLogger(__name__)
@@ -31,16 +32,20 @@ logger = logging.getLogger(__name__)
 def run(config: Config, output: Path) -> None:
     """``rates.json``, ``table.csv`` and ``figure.png`` are in ``output``; each live run's files under ``cases/``.
 
-    An interrupted comparison leaves ``rates.json`` with the points until then. Raises ConfigError and InfeasibleError
-    before anything runs, and DejavuError when some point failed, after the others are in ``output``.
+    An interrupted comparison leaves ``rates.json`` with the points until then; those that failed are in it, too.
+    Raises ConfigError and InfeasibleError before anything runs, and DejavuError when some point failed, after the
+    others are in ``output``.
     """
+    check_fresh(output / "cases")
     console = Console()
     cases = prepare_cases(config)
+    for request_id, reason in cases[0].simulated.refused.items():
+        logger.warning("request %s is left out everywhere: %s", request_id, reason)
     decision = promise(config)
     planned = {name: one for name, one in decision.tokens_per_s.items() if name in {case.name for case in cases}}
     points, failed = _points(config, cases, output)
     if points:
-        _write(config, cases, points, planned, decision.reason, output, console)
+        _write(config, cases, points, failed, planned, decision.reason, output, console)
     for one in failed:
         console.print(f"{one.case}, {one.rate:g} requests/s, {one.source}: {one.reason}", highlight=False, markup=False)
     if failed:
@@ -68,9 +73,9 @@ def _points(config: Config, cases: Sequence[Case], output: Path) -> tuple[list[R
                 logger.exception("%s, %g requests/s, %s", case.name, rate, source)
                 reason = str(error).partition("\n")[0]
                 failed.append(FailedPoint(case=case.name, source=source, rate=rate, reason=reason))
-                continue
-            points.append(point)
-            logger.info("%s %s, %g requests/s: %.1f tokens/s", source, case.name, rate, point.tokens_per_s)
+            else:
+                points.append(point)
+                logger.info("%s %s, %g requests/s: %.1f tokens/s", source, case.name, rate, point.tokens_per_s)
             write_json(output / "rates.json", {"points": points, "failed": failed})
         progress.batches(len(asked), len(asked), "done")
     return points, failed
@@ -80,6 +85,7 @@ def _write(
     config: Config,
     cases: Sequence[Case],
     points: Sequence[RatePoint],
+    failed: Sequence[FailedPoint],
     planned: Mapping[str, float],
     reason: str,
     output: Path,
@@ -92,6 +98,8 @@ def _write(
         output / "rates.json",
         {
             "points": [{**asdict(one), "tokens_per_s": one.tokens_per_s} for one in points],
+            "failed": failed,
+            "refused": cases[0].simulated.refused,
             "highest": most,
             "plan": reason,
         },

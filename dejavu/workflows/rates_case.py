@@ -27,6 +27,7 @@ from dejavu.sim.simulation import simulate
 from dejavu.workflows.cluster import running_cluster
 from dejavu.workflows.generate import Recorder, collect, serve
 from dejavu.workflows.plan import question
+from dejavu.workflows.preparation import Prepared
 from dejavu.workflows.preparation import prepare as prepare_live
 from dejavu.workflows.simulation_inputs import Simulated, prepare
 from dejavu.workflows.streaming_case import LabelledProgress
@@ -110,7 +111,7 @@ def serve_case(case: Case, rate: float, folder: Path, progress: Progress, clock:
     config = case.config
     scale = config.model.time_scale if config.model.compute is Compute.modelled else 1.0
     live = replace(config, workload=replace(config.workload, rate=rate / scale))
-    prepared = prepare_live(live, SilentProgress())
+    prepared = served_as_simulated(case, prepare_live(live, SilentProgress()), rate / scale)
     write_json(folder / "plan.json", summary(prepared.plan))
     shown = LabelledProgress(progress, f"{case.label}, {rate:g} requests/s")
     with CompletionWriter(folder / "completions.jsonl") as writer:
@@ -125,6 +126,14 @@ def serve_case(case: Case, rate: float, folder: Path, progress: Progress, clock:
     write_metrics(folder / "metrics.json", metrics)
     write_timeline(folder / "timeline.json", spans, start_s=start_s)
     return rate_point(case.name, LIVE, rate, _times(case, recorder.completions), scale=scale)
+
+
+def served_as_simulated(case: Case, prepared: Prepared, rate: float) -> Prepared:
+    """The same with the requests of the simulated run alone, which come at the same times."""
+    ids = {request.id for request in case.simulated.requests}
+    served = [request for request in prepared.requests if request.id in ids]
+    times_s = poisson_times(len(served), rate, case.config.workload.seed)
+    return replace(prepared, requests=with_arrivals(served, times_s))
 
 
 def _times(case: Case, completions: Sequence[Completion]) -> list[RequestTimes]:

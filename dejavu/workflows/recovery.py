@@ -32,6 +32,7 @@ from dejavu.report.recovery_runs import (
 )
 from dejavu.report.repairs import repair_line
 from dejavu.report.streaming_table import as_text
+from dejavu.workflows.fresh_folder import check_fresh
 from dejavu.workflows.recovery_case import Case, Outcome, check_same, prepare_cases, run_case
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def run(config: Config, output: Path) -> None:
     An interrupted or failed comparison leaves ``recovery.json`` with the runs until then.
     Raises DejavuError when a cluster failed or a repair changed an answer.
     """
+    check_fresh(output / "cases")
     console, clock = Console(), SystemClock()
     with RichProgress(Console(stderr=True), clock) as progress:
         cases = prepare_cases(config, progress)

@@ -14,7 +14,7 @@ from dejavu.control.placement import place
 from dejavu.control.receipts import receipts, with_repairs
 from dejavu.control.summary import summary
 from dejavu.errors import DejavuError
-from dejavu.ids import Epoch, RequestId
+from dejavu.ids import FIRST_EPOCH, RequestId
 from dejavu.models.spec import ModelSpec
 from dejavu.report.completions import CompletionWriter
 from dejavu.report.json_file import write_json
@@ -31,8 +31,6 @@ from dejavu.workflows.preparation import Prepared, cluster_model, declared
 from dejavu.workflows.running import RunningCluster
 from dejavu.workflows.streaming_case import LabelledProgress
 from dejavu.workload import load
-
-_FIRST_EPOCH = Epoch(1)
 
 Answers = Mapping[RequestId, tuple[int, ...]]
 """Tokens by request."""
@@ -67,7 +65,7 @@ def prepare_cases(config: Config, progress: Progress) -> list[Case]:
 
 def _case(case: RecoveryCase, config: Config, model: ModelSpec, requests: Sequence[Request]) -> Case:
     own = case_config(config, case)
-    plan = place(declared(own), model, epoch=_FIRST_EPOCH)
+    plan = place(declared(own), model, epoch=FIRST_EPOCH)
     comparison, rows = config.comparison, plan.token_pipeline.microbatch_rows
     first = comparison.microbatch * rows
     is_counting = comparison.figure is RecoveryFigure.fig15

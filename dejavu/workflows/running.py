@@ -17,8 +17,9 @@ from dejavu.serving.cluster_links import ClusterLinks
 from dejavu.store.spec import StoreSpec
 from dejavu.transport.base import Hello, TransportError
 from dejavu.workflows.desk import Desk
+from dejavu.workflows.first_links import Formed
+from operators.launcher import Launcher
 from operators.loop import ClusterOperator
-from operators.processes import Launcher
 
 _LINK_TIMEOUT_S = 5.0
 """Of one worker, which has just said that it serves."""
@@ -101,7 +102,7 @@ class RunningCluster:
 
     def formed(self, plan: Plan, addresses: Mapping[WorkerName, str]) -> None:
         """Every worker of the plan serves. On the operator's thread."""
-        self.epochs.formed(plan, addresses)
+        self.epochs.formed = (plan, addresses)
         self._desk.mailbox.post(ClusterFormed(plan=plan, addresses=addresses))
 
     def failed(self, reason: str, worker: WorkerName | None) -> None:
@@ -116,13 +117,14 @@ class EpochBoard:
 
     reason: str | None = None
     """Why the run cannot go on, once known."""
-    first: tuple[Plan, Mapping[WorkerName, str]] | None = None
-    """The first plan, and where its workers are, once all of them serve."""
+    formed: Formed | None = None
+    """The newest plan whose workers all have served, and where they are."""
 
-    def formed(self, plan: Plan, addresses: Mapping[WorkerName, str]) -> None:
-        """An epoch's workers all serve."""
-        if self.first is None:
-            self.first = (plan, addresses)
+    @property
+    def newest(self) -> Formed:
+        """As ``formed``, once there is one."""
+        assert self.formed is not None, "the cluster has not formed yet"
+        return self.formed
 
 
 def with_log_tail(reason: str, worker: WorkerName | None, launcher: Launcher) -> str:

@@ -14,7 +14,7 @@ from dejavu.api.app import create_app
 from dejavu.api.page import operations_routes
 from dejavu.api.served import ServedModel
 from dejavu.api.server import Address, HttpServer, check_tls
-from dejavu.clock import SystemClock
+from dejavu.clock import Clock, SystemClock
 from dejavu.config import Config, ModelConfig
 from dejavu.config.serve import ServeConfig
 from dejavu.control.faults import FaultSchedule
@@ -25,6 +25,7 @@ from dejavu.models.tokenizer import TextCodec
 from dejavu.report.completions import CompletionWriter
 from dejavu.report.counters import WorkerCounters
 from dejavu.report.json_file import write_json
+from dejavu.report.lossy_stream import lossy
 from dejavu.report.metrics import write_metrics
 from dejavu.report.progress import Progress, RichProgress
 from dejavu.report.spans import Span
@@ -37,6 +38,7 @@ from dejavu.serving.tally import Counts
 from dejavu.workflows.auto import decided, with_prediction
 from dejavu.workflows.cluster import running_cluster
 from dejavu.workflows.generate import collect
+from dejavu.workflows.impatience import impatient
 from dejavu.workflows.injection import Injector, faults_of
 from dejavu.workflows.preparation import prepare_service
 from dejavu.workflows.running import RunningCluster
@@ -59,11 +61,16 @@ class _Account:
     counters: Mapping[str, WorkerCounters] = field(default_factory=dict)
     spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
     journals: tuple[RepairJournal, ...] = ()
+    failure: str | None = None
+    """What ended the service while it was being stopped."""
 
 
-def run(config: Config, output: Path) -> None:
-    """The service was told to stop, and has. Raises DejavuError when its cluster failed."""
-    console, clock, account = Console(), SystemClock(), _Account()
+def run(config: Config, output: Path) -> int | None:
+    """The service was told to stop, and has. Returns None, or 1 when it failed meanwhile.
+
+    Raises DejavuError when its cluster failed before, KeyboardInterrupt when it was told again.
+    """
+    console, clock, account = lossy(Console()), SystemClock(), _Account()
     with ExitStack() as stack:
         progress = stack.enter_context(RichProgress(Console(stderr=True), clock, line_interval_s=_LINE_INTERVAL_S))
         # Nothing is started before it is certain where the service will answer.
@@ -89,6 +96,7 @@ def run(config: Config, output: Path) -> None:
             write_timeline(output / "timeline.json", spans, start_s=start_s)
     render_report(console, [StageRow.of(counter) for counter in account.counters.values()], None, metrics)
     console.print(f"output: {output}", highlight=False, soft_wrap=True)
+    return None if account.failure is None else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +140,35 @@ def _serve(
         try:
             with ServiceThread(service) as thread, HttpServer(app, door.address, door.tls) as server:
                 progress.note(f"serving {served.id}: {server.url}/v1")
-                _until_told(thread, config.serve.drain_timeout_s, progress)
+                account.failure = _until_told(thread, config.serve.drain_timeout_s, progress, clock)
         finally:
             account.counts, account.wall_s = service.snapshot().counts, service.now_s()
             account.journals = cluster.journals()
-    account.counters, account.spans = collect(cluster)
+    if account.failure is None:
+        account.counters, account.spans = collect(cluster)
 
 
-def _until_told(thread: ServiceThread, drain_timeout_s: float, progress: Progress) -> None:
-    """Somebody has interrupted this process, and everything open has ended. Raises what ended the service before."""
+def _until_told(thread: ServiceThread, drain_timeout_s: float, progress: Progress, clock: Clock) -> str | None:
+    """Somebody has interrupted this process, and everything open has ended. Returns what the service failed of then.
+
+    Raises what ended the service before, and KeyboardInterrupt when somebody does not want to wait for the end.
+    """
     try:
         thread.wait()
     except KeyboardInterrupt:
         num_open = thread.service.snapshot().counts.open
         progress.note(f"stopping: {num_open} open requests have {drain_timeout_s:g} s to end, new ones are refused")
-        if not thread.service.drain(drain_timeout_s):
+        with impatient(clock):
+            is_whole = thread.service.drain(drain_timeout_s)
+        failure = thread.failure()
+        if failure is not None:
+            logger.info("the service failed while it was stopping", exc_info=failure)
+            reason = str(failure) or type(failure).__name__
+            progress.note(f"the service failed while it was stopping: {reason}")
+            return reason
+        if not is_whole:
             logger.warning("not every request ended within serve.drain_timeout_s=%g", drain_timeout_s)
+    return None
 
 
 def name_of(model: ModelConfig) -> str:

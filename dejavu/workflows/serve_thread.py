@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import TracebackType
 
 from dejavu.serving.service import Service
+
+_END_WAIT_S = 1.0
+"""From the service's own end to that of its thread."""
 
 
 class ServiceThread:
@@ -29,6 +32,11 @@ class ServiceThread:
     def wait(self) -> None:
         """The service has ended. Raises what ended it, or KeyboardInterrupt when this thread is interrupted."""
         self._done.result()
+
+    def failure(self) -> BaseException | None:
+        """What ended the service; None when nothing did but its drain, or when it has not ended."""
+        wait([self._done], _END_WAIT_S)
+        return self._done.exception() if self._done.done() else None
 
     def _run(self) -> None:
         try:

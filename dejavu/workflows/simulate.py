@@ -159,6 +159,6 @@ def draw(path: Path, run: SimulatedRun, result: SimulationResult, config: Config
     caption = Caption(
         title=f"{config.model.kind}, {run.mode}{sets}: simulated execution",
         subtitle=f"{len(run.requests)} requests, makespan {run.makespan_s:.4g} s; the first {until_s:.3g} s",
-        source=f"simulated; times {profile.kind.value}",
+        source=f"simulated; times {profile.effective_kind.value}",
     )
     draw_traces(path, [trace_panel(run.mode, result)], caption, until_s=until_s)

@@ -78,7 +78,7 @@ def compare(config: Config, output: Path, console: Console) -> None:
             own = requests if question.early_stops else evened(requests)
             points.append(best(config, shape, own, costs, question))
         progress.phase("simulating", len(questions), len(questions))
-    _write(config, points, costs, len(requests), refused, output, console, by_rows=by_rows)
+    _write(config, points, costs, requests, refused, output, console, by_rows=by_rows)
 
 
 def _traces(config: Config, shape: ModelShape, requests: Sequence[Request], output: Path, console: Console) -> None:
@@ -134,22 +134,33 @@ def evened(requests: Sequence[Request]) -> list[Request]:
 def best(
     config: Config, shape: ModelShape, requests: Sequence[Request], costs: Costs, question: _Question
 ) -> ComparedPoint:
-    """The shortest simulated run among the arrangements that look best and fit."""
+    """The shortest simulated run among the three arrangements that look best of those that fit."""
     machinery = machinery_of(config)
     bandwidth = machinery.link_bytes_per_s
     handover_s = shape.kv_bytes_per_token / bandwidth if bandwidth else 0.0
 
-    def guess(one: Arrangement) -> float:
-        return guessed_s(one, requests, costs, overhead=machinery.streaming_overhead, handover_s=handover_s)
+    def guess(fitted: tuple[Arrangement, Config]) -> float:
+        one, own = fitted
+        return guessed_s(
+            one,
+            requests,
+            costs,
+            overhead=machinery.streaming_overhead,
+            handover_s=handover_s,
+            in_flight=own.strategy.in_flight or 1,
+        )
 
-    found = arrangements(question.case.value, question.machines, question.rows, shape.num_layers)
-    ranked = sorted(found, key=guess)
     reason = f"{question.case.value} cannot use {question.machines} machines"
+    fitted: list[tuple[Arrangement, Config]] = []
+    for one in arrangements(question.case.value, question.machines, question.rows, shape.num_layers):
+        try:
+            fitted.append((one, fitting(config, shape, one)))
+        except InfeasibleError as error:
+            reason = str(error).splitlines()[0]
     shortest: ComparedPoint | None = None
     num_simulated = 0
-    for one in ranked:
+    for one, own in sorted(fitted, key=guess):
         try:
-            own = fitting(config, shape, one)
             point = _point(question, one, own, simulate(setting_of(own, shape, costs), requests), config)
         # Whatever stands against one arrangement, or one point, is no reason to lose the others.
         except DejavuError as error:
@@ -217,7 +228,7 @@ def _write(
     config: Config,
     points: Sequence[ComparedPoint],
     costs: Costs,
-    num_requests: int,
+    requests: Sequence[Request],
     refused: dict[str, str],
     output: Path,
     console: Console,
@@ -233,7 +244,7 @@ def _write(
         output / "comparison.json",
         {"points": points, "times_shorter": ratios, "refused": refused, "costs": costs.source},
     )
-    draw_comparison(output / "figure.png", points, _caption(config, costs, num_requests), by_rows=by_rows)
+    draw_comparison(output / "figure.png", points, _caption(config, costs, requests), by_rows=by_rows)
     console.print(as_text(rows))
     for (case, other), paper in _PAPER.items():
         found = ratios[f"{other} / {case}"]
@@ -247,15 +258,21 @@ def _write(
         raise InfeasibleError(f"{len(failed)} of {len(points)} points failed, for the reasons above; output: {output}")
 
 
-def _caption(config: Config, costs: Costs, num_requests: int) -> Caption:
+def _caption(config: Config, costs: Costs, requests: Sequence[Request]) -> Caption:
     cluster, compare = config.cluster, config.simulate.compare
     devices = f"{cluster.devices_per_machine} devices each"
     where = f"{compare.machines[0]} machines of {devices}" if len(compare.machines) == 1 else f"machines of {devices}"
     return Caption(
         title=f"{config.model.kind}: makespan of the best arrangement, simulated",
-        subtitle=f"{num_requests} requests, all there at the start; {where}",
+        subtitle=f"{len(requests)} requests, {coming(requests)}; {where}",
         source=_source(config, costs),
     )
+
+
+def coming(requests: Sequence[Request]) -> str:
+    """When the requests come, in words."""
+    last_s = max(request.arrival_s for request in requests)
+    return "all there at the start" if last_s == 0 else f"that come within {last_s:.4g} s"
 
 
 def _source(config: Config, costs: Costs) -> str:

@@ -12,7 +12,7 @@ from dejavu.control.memory import Limits, check_memory
 from dejavu.control.placement import place
 from dejavu.control.plan import Plan
 from dejavu.errors import ConfigError
-from dejavu.ids import Epoch
+from dejavu.ids import FIRST_EPOCH
 from dejavu.models.tokenizer import TextCodec
 from dejavu.planning.costs import Costs
 from dejavu.planning.shape import ModelShape, spec_of_shape
@@ -26,7 +26,6 @@ from dejavu.workflows.preparation import declared
 from dejavu.workload import load
 
 _BITS_PER_GIGABYTE_S = 10**9 / 8
-_FIRST_EPOCH = Epoch(1)
 _RESIDENT_MICROBATCHES = 2
 
 
@@ -100,7 +99,7 @@ def plan_of(config: Config, shape: ModelShape) -> Plan:
     """The declared strategy's plan. Raises ConfigError, or InfeasibleError where a stage does not fit its machine."""
     memory_bytes = _machine_memory_bytes(config)
     one = replace(declared(config), device_memory_bytes=None, swapping=config.simulate.swapping)
-    plan = place(one, spec_of_shape(shape), epoch=_FIRST_EPOCH)
+    plan = place(one, spec_of_shape(shape), epoch=FIRST_EPOCH)
     check_memory(plan, Limits(device_bytes=memory_bytes))
     return plan
 

@@ -16,7 +16,7 @@ from dejavu.errors import InfeasibleError
 from dejavu.ids import RequestId
 from dejavu.planning.costs import Costs
 from dejavu.planning.shape import ModelShape
-from dejavu.planning.swap_benefit import SwapQuestion, crossing
+from dejavu.planning.swap_benefit import SwapQuestion, slower_from
 from dejavu.report.figure_style import Caption
 from dejavu.report.json_file import write_json
 from dejavu.report.progress import RichProgress
@@ -127,7 +127,7 @@ def _crossing(config: Config, shape: ModelShape, costs: Costs, points: Sequence[
     return Crossing(
         rule=_question(config, shape, costs, rows).longest_paying(most),
         rule_all_rows=_question(config, shape, costs, rows, moved_rows=2 * rows).longest_paying(most),
-        simulated=crossing([length for length, _ in own], [gain for _, gain in own]),
+        simulated=slower_from([length for length, _ in own], [gain for _, gain in own]),
     )
 
 
@@ -153,7 +153,7 @@ def _write(
     console.print(as_text(rows))
     for size, stops in crossings.items():
         console.print(
-            f"B = {size}: the gain falls below 1 {_shown(stops.simulated)}; the rule says "
+            f"B = {size}: the gain is below 1 {_shown(stops.simulated, config)}; the rule says "
             f"{_until(stops.rule, config)}, and {_until(stops.rule_all_rows, config)} with all {2 * size} rows in it",
             highlight=False,
             soft_wrap=True,
@@ -165,8 +165,11 @@ def _write(
         raise InfeasibleError(f"{len(failed)} of {len(points)} points failed, for the reasons above; output: {output}")
 
 
-def _shown(length: float | None) -> str:
-    return "at none of these lengths" if length is None else f"at {length:.0f} tokens"
+def _shown(length: float | None, config: Config) -> str:
+    if length is None:
+        return "not even at the longest length that fits"
+    is_first = length <= min(config.simulate.compare.lengths)
+    return "at all of these lengths" if is_first else f"from {length:.0f} tokens on"
 
 
 def _until(length: int | None, config: Config) -> str:

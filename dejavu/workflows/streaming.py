@@ -36,6 +36,7 @@ from dejavu.report.streaming_table import (
 )
 from dejavu.report.timeline import write_timeline
 from dejavu.workflows.cluster import running_cluster
+from dejavu.workflows.fresh_folder import check_fresh
 from dejavu.workflows.streaming_batch import Answers, Bench, Served, check_same
 from dejavu.workflows.streaming_case import BatchBar, Case, LabelledProgress, prepare_cases
 
@@ -48,6 +49,7 @@ def run(config: Config, output: Path) -> None:
     An interrupted or failed run leaves the batches of ``rounds.csv`` that were measured.
     Raises DejavuError when a cluster failed or streaming changed an answer.
     """
+    check_fresh(output / "clusters")
     console, clock = Console(), SystemClock()
     with RichProgress(Console(stderr=True), clock) as progress:
         cases = prepare_cases(config, progress)

@@ -9,14 +9,12 @@ from dejavu.config import Config
 from dejavu.config.strategy import StreamTo
 from dejavu.control.placement import place
 from dejavu.control.plan import Plan
-from dejavu.ids import Epoch
+from dejavu.ids import FIRST_EPOCH
 from dejavu.models.spec import ModelSpec
 from dejavu.report.progress import Progress, Unit
 from dejavu.request import Request
 from dejavu.workflows.preparation import declared, prepare_model
 from dejavu.workload import load
-
-_FIRST_EPOCH = Epoch(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,7 @@ def _case(kind: str, destination: StreamTo, of_model: Config, spec: ModelSpec) -
         model=kind,
         destination=destination.value,
         config=config,
-        plan=place(declared(config), spec, epoch=_FIRST_EPOCH),
+        plan=place(declared(config), spec, epoch=FIRST_EPOCH),
         requests=load(config.workload, codec=None, vocab_size=spec.vocab_size, avoid=spec.eos_token_ids),
         batches=tuple(measurement.batches),
         levels=tuple(level.value for level in measurement.levels),

@@ -22,6 +22,7 @@ from dejavu.report.progress import RichProgress
 from dejavu.report.streaming_table import as_text, shown, write_table
 from dejavu.report.swap_figure import draw_swaps
 from dejavu.report.swap_runs import RESIDENT, SwapRun, summarise_swaps, swap_rows
+from dejavu.workflows.fresh_folder import check_fresh
 from dejavu.workflows.streaming_case import BatchBar
 from dejavu.workflows.swapping_case import Answers, Case, check_same, prepare_cases, run_case
 from dejavu.workflows.swapping_lengths import write_lengths
@@ -35,6 +36,7 @@ def run(config: Config, output: Path) -> None:
     An interrupted or failed run leaves the runs of ``rounds.csv`` that were measured.
     Raises DejavuError when a cluster failed or, in float32, swapping changed an answer.
     """
+    check_fresh(output / "cases")
     console, clock = Console(), SystemClock()
     with RichProgress(Console(stderr=True), clock) as progress:
         groups = prepare_cases(config, progress)

@@ -15,7 +15,7 @@ from dejavu.control.placement import place
 from dejavu.control.plan import Place, Plan
 from dejavu.control.summary import summary
 from dejavu.errors import DejavuError
-from dejavu.ids import Epoch, RequestId
+from dejavu.ids import FIRST_EPOCH, RequestId
 from dejavu.models.spec import ModelSpec
 from dejavu.report.completions import CompletionWriter
 from dejavu.report.counters import WorkerCounters
@@ -33,7 +33,6 @@ from dejavu.workflows.preparation import Prepared, cluster_model, declared, work
 from dejavu.workflows.streaming_case import LabelledProgress
 from dejavu.workload import load
 
-_FIRST_EPOCH = Epoch(1)
 _GB = 10**9
 _BYTES_PER_GIGABIT = 10**9 / 8
 
@@ -114,7 +113,7 @@ def _cases(kind: str, batch: int, length: int, config: Config, spec: ModelSpec) 
 
 def _plan(config: Config, rows: int, swapping: Swapping, spec: ModelSpec) -> Plan:
     one = replace(declared(_with_rows(config, rows, swapping)), bus_bytes_per_s=_bus_bytes_per_s(config, spec))
-    return place(one, spec, epoch=_FIRST_EPOCH)
+    return place(one, spec, epoch=FIRST_EPOCH)
 
 
 def _with_rows(config: Config, rows: int, swapping: Swapping) -> Config:
@@ -193,6 +192,8 @@ def _run(
         unused_bytes=sum(one.unused_bytes for one in swaps),
         waits=sum(one.waits for one in swaps),
         wait_s=sum(one.wait_s for one in swaps),
+        busy_s=sum(one.busy_s for one in swaps),
+        own_s=sum(one.own_s for one in swaps),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dejavu.config import Config
-from dejavu.planning.swap_benefit import crossing
+from dejavu.planning.swap_benefit import slower_from
 from dejavu.planning.swapping import SwapInputs, swap_rule
 from dejavu.report.figure_style import Caption
 from dejavu.report.json_file import write_json
@@ -46,8 +46,8 @@ def write_lengths(
     console.print(as_text(rows))
     for (model, batch), found in stops.items():
         console.print(
-            f"{model}, B = {batch}: 2B with swapping is slower {_shown(found.measured)}; by the rule with all rows "
-            f"{_shown(found.full_rule)}, by its letter {_shown(found.rule)}",
+            f"{model}, B = {batch}: 2B with swapping is slower {found.words(found.measured)}; by the rule with all "
+            f"rows {found.words(found.full_rule)}, by its letter {found.words(found.rule)}",
             highlight=False,
             soft_wrap=True,
         )
@@ -108,12 +108,9 @@ def stops_of(points: Sequence[LengthPoint]) -> dict[tuple[str, int], Stops]:
         own = sorted((one for one in points if (one.model, one.batch) == (model, batch)), key=lambda one: one.length)
         lengths = [one.length for one in own]
         stops[model, batch] = Stops(
-            measured=crossing(lengths, [one.gain for one in own]),
-            rule=crossing(lengths, [one.rule_gain for one in own]),
-            full_rule=crossing(lengths, [one.full_rule_gain for one in own]),
+            shortest=lengths[0],
+            measured=slower_from(lengths, [one.gain for one in own]),
+            rule=slower_from(lengths, [one.rule_gain for one in own]),
+            full_rule=slower_from(lengths, [one.full_rule_gain for one in own]),
         )
     return stops
-
-
-def _shown(length: float | None) -> str:
-    return "at none of these lengths" if length is None else f"from {length:.0f} tokens on"

@@ -18,6 +18,7 @@ from dejavu.store.client import StoreClient
 from dejavu.store.faults import StoreUnavailable
 from dejavu.store.keys import Keys
 from dejavu.workflows.external_store import unknown_cluster
+from operators.placement import revision_of
 
 _LOOK_S = 0.1
 
@@ -64,6 +65,8 @@ class Wishes:
                     return change
                 if self._client.get(self._keys.controller) is None:
                     raise DejavuError(f"the cluster {self._keys.cluster} ended before change {revision} was in force")
+                if change is None and self._is_lost(revision):
+                    raise DejavuError(f"change {revision} was lost with the controller's lease: ask for it again")
                 news = reason if change is None else f"change {revision}: {change.phase}, epoch {change.epoch}"
             except StoreUnavailable as error:
                 news = f"the store does not answer: {error}"
@@ -82,6 +85,11 @@ class Wishes:
             return True
         change = self._change(revision)
         return change is not None and change.is_over
+
+    def _is_lost(self, revision: int) -> bool:
+        """The declared state is an older one again: nobody will take up this one."""
+        entry = self._client.get(self._keys.spec)
+        return entry is not None and revision_of(entry.value) < revision
 
     def _change(self, revision: int) -> SpecChange | None:
         entry = self._client.get(self._keys.changes(revision))

@@ -64,8 +64,9 @@ class _Columns:
 
 
 def _azure_seconds(timestamp: str) -> float:
-    """Seconds since 1970 of a time such as ``2023-11-16 18:17:03.9799600``; Azure writes seven digits."""
-    whole, _, fraction = timestamp.partition(".")
+    """Seconds since 1970 of a time such as ``2023-11-16 18:17:03.9799600`` (seven digits, as in the traces of 2023) or
+    ``2024-05-10 00:00:00.009930+00:00`` (of 2024). All are UTC."""
+    whole, _, fraction = timestamp.strip().removesuffix("Z").removesuffix("+00:00").partition(".")
     moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S")
     return (moment - datetime(1970, 1, 1)).total_seconds() + float(f"0.{fraction or 0}")
 

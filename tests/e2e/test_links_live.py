@@ -21,7 +21,7 @@ from dejavu.kv.primitives import StreamSetup, stream_out
 from dejavu.kv.route import Holding, RowSpan
 from dejavu.kv.staging import StagingRing
 from dejavu.request import Request
-from operators.processes import WORKER_COMMAND
+from operators.worker_process import WORKER_COMMAND
 
 from harness.cluster_kit import Kit, cluster, reference_tokens
 from harness.processes import our_processes, shared_memory_files, wait_gone

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,10 +44,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny("llama", tmp_path_factory.mktemp("models"), num_layers=4, context=256)
 
 
-@pytest.fixture
-def run(nodes: Any, model: Path, tmp_path: Path) -> Iterator[Launched]:
+@contextlib.contextmanager
+def running(nodes: Any, model: Path, folder: Path, *more: str) -> Iterator[Launched]:
     lines = [json.dumps({"id": f"r{i}", "prompt": f"prompt {i}"}) for i in range(NUM_REQUESTS)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     words = [
         "cluster.launcher=ray",
         f"cluster.ray_address={nodes.address}",
@@ -60,8 +62,15 @@ def run(nodes: Any, model: Path, tmp_path: Path) -> Iterator[Launched]:
         "workload.path=prompts.jsonl",
         f"workload.max_tokens={MAX_TOKENS}",
         "workload.ignore_eos=true",
+        *more,
     ]
-    with own_store(tmp_path) as store, launched(tmp_path, store, *words) as made:
+    with own_store(folder) as store, launched(folder, store, *words) as made:
+        yield made
+
+
+@pytest.fixture
+def run(nodes: Any, model: Path, tmp_path: Path) -> Iterator[Launched]:
+    with running(nodes, model, tmp_path) as made:
         yield made
 
 
@@ -88,12 +97,33 @@ def test_workers_lie_on_different_nodes_and_a_killed_one_is_placed_again(run: La
 
 
 def test_a_lost_node_costs_a_pause(run: Launched, nodes: Any, model: Path) -> None:
+    lose_node_of(run, nodes)
+    check_end(run, model, num_repairs=1)
+
+
+def test_a_lost_workers_place_waits_while_ray_has_no_room_and_one_process_takes_it(
+    nodes: Any, model: Path, tmp_path: Path
+) -> None:
+    """What was asked for in vain used to be placed later as well: several workers of a name."""
+    while len(nodes.worker_nodes) > 2:
+        nodes.remove_node(next(iter(nodes.worker_nodes)))
+    with running(nodes, model, tmp_path, "cluster.start_timeout_s=30") as run:
+        lose_node_of(run, nodes)
+        eventually(lambda: "w1" not in [member.name for member in run.members().values()], "it is missed")
+        # Longer than it may take to serve.
+        time.sleep(35.0)
+        nodes.add_node(num_cpus=2)
+        check_end(run, model, num_repairs=1)
+        assert (run.folder / "workers" / "w1.log").read_text().count(" listens at ") == 2
+
+
+def lose_node_of(run: Launched, nodes: Any) -> None:
+    """The node of w1 is gone, with requests under way."""
     run.wait_state("serving", 2)
     (pid,) = (member.pid for member in run.members().values() if member.name == "w1")
     (node,) = (one for one in nodes.worker_nodes if one.all_processes["raylet"][0].process.pid == _raylet_of(pid))
     eventually(lambda: run.num_completed() >= 2, "requests end")
     nodes.remove_node(node, allow_graceful=False)
-    check_end(run, model, num_repairs=1)
 
 
 def _raylet_of(pid: int) -> int:

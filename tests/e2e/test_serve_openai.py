@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -17,36 +18,26 @@ import pytest
 from dejavu.config import Config, StoreConfig, StoreKind
 from dejavu.config.declared import put_at
 from dejavu.errors import ConfigError
-from dejavu.models.reference import generate_batch, load_reference
-from dejavu.models.tokenizer import TextCodec
+from dejavu.report.completions import read_completions
 from dejavu.workflows import apply
 
 from harness.launched import eventually, own_store
 from harness.processes import our_processes, wait_gone
 from harness.served import PATIENCE_S, Served, chatty_model, served
+from harness.whole_model import Right
 
 pytestmark = pytest.mark.slow
 
-WORKERS = ["strategy=colocated", "strategy.stages=2", "strategy.replication=1", "strategy.microbatch.token=4"]
+WORKERS = [
+    "strategy=colocated",
+    "strategy.stages=2",
+    "strategy.replication=1",
+    "strategy.microbatch.token=4",
+    "strategy.microbatch.prompt_tokens=64",
+]
 GREEDY: dict[str, Any] = {"temperature": 0, "model": "chatty"}
 NUM_HANG_UPS = 30
-
-
-class Right:
-    """What the whole model says."""
-
-    def __init__(self, folder: Path) -> None:
-        self.codec = TextCodec(folder)
-        self._model = load_reference(folder)
-
-    def text(self, prompt: str, max_tokens: int) -> str:
-        return self._text(self.codec.encode(prompt), max_tokens)
-
-    def chat(self, content: str, max_tokens: int) -> str:
-        return self._text(self.codec.encode_chat([{"role": "user", "content": content}]), max_tokens)
-
-    def _text(self, prompt: list[int], max_tokens: int) -> str:
-        return self.codec.decode(generate_batch(self._model, [prompt], max_tokens, ignore_eos=True)[0])
+NUM_STAGES = 2
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +78,62 @@ def test_the_client_gets_what_the_whole_model_says(service: Served, right: Right
     assert "".join(streamed(service, "hello", 12)) == right.text("hello", 12)
 
 
+def test_an_answer_that_ends_with_its_first_token_is_empty_and_its_neighbours_are_right(
+    service: Served, right: Right
+) -> None:
+    """Field report B04."""
+    create = service.client.completions.create
+    ended = right.ends_at_once()
+    with ThreadPoolExecutor(5) as pool:
+        others = [pool.submit(lambda: "".join(streamed(service, "others", 20))) for _ in range(3)]
+        by_token = pool.submit(create, prompt=ended, max_tokens=20, **GREEDY)
+        stop = right.text("hello", 1)
+        by_string = pool.submit(create, prompt="hello", max_tokens=20, stop=[stop], **GREEDY)
+        answers = [by_token.result(PATIENCE_S), by_string.result(PATIENCE_S)]
+        assert {other.result(PATIENCE_S) for other in others} == {right.text("others", 20)}
+    for answer in answers:
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "stop")
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 1
+    chunks = list(create(prompt=ended, max_tokens=20, stream=True, **GREEDY))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == ""
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_short_prompts_wait_for_no_more_than_one_long_one(service: Served) -> None:
+    """Field report B38: by the order of first tokens, since times are the machine's."""
+    num_long, num_short = 6, 20
+
+    def ask(prompt: str) -> str:
+        return service.client.completions.create(prompt=prompt, max_tokens=2, **GREEDY).id
+
+    with ThreadPoolExecutor(num_long + num_short) as pool:
+        # Nothing is computed until all of them wait: a frozen worker is no dead one until its lease has run out.
+        service.strike("w0", signal.SIGSTOP)
+        try:
+            asked = [pool.submit(ask, "l" * 240) for _ in range(num_long)]
+            eventually(lambda: service.num_open() == num_long, "the long ones are open")
+            asked += [pool.submit(ask, f"short {number}") for number in range(num_short)]
+            eventually(lambda: service.num_open() == num_long + num_short, "all are open")
+        finally:
+            service.strike("w0", signal.SIGCONT)
+        ids = {one.result(PATIENCE_S) for one in asked}
+    lines = [line for line in read_completions(service.run.completions) if line.id in ids]
+    order = [line.prompt_tokens > 64 for line in sorted(lines, key=lambda line: line.first_token_s or 0.0)]
+    assert order.count(True) == num_long
+    # As many prompts as there are stages were sent before a short one was there.
+    until_last_short = order[NUM_STAGES : len(order) - order[::-1].index(False)]
+    assert (True, True) not in set(itertools.pairwise(until_last_short))
+
+
 def test_a_chat_is_put_into_the_models_template(service: Served, right: Right) -> None:
     messages: Any = [{"role": "user", "content": "what now"}]
     extra = {"ignore_eos": True}
     answer = service.client.chat.completions.create(
         messages=messages, max_completion_tokens=9, extra_body=extra, logprobs=True, top_logprobs=2, **GREEDY
     )
-    assert answer.choices[0].message.content == right.chat("what now", 9)
+    said = right.chat(*messages, max_tokens=9)
+    assert answer.choices[0].message.content == said
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -108,11 +148,15 @@ def test_a_chat_is_put_into_the_models_template(service: Served, right: Right) -
         **GREEDY,
     )
     chunks = list(stream)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == right.chat(
-        "what now", 9
-    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == said
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 9
+    # The next turn, with the answer as the client's library has it.
+    messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "and then"}]
+    second = service.client.chat.completions.create(
+        messages=messages, max_completion_tokens=9, extra_body=extra, **GREEDY
+    )
+    assert second.choices[0].message.content == right.chat(*messages, max_tokens=9)
 
 
 def test_a_seed_draws_the_same_again_and_none_draws_anew(service: Served) -> None:

@@ -94,13 +94,14 @@ def test_workers_that_join_from_two_hosts_compute_the_right_tokens_over_a_slow_l
     hosts: TwoHosts, model: Path
 ) -> None:
     for host in (hosts.here, hosts.there):
-        host.shape("50mbit")
+        host.shape("2mbit")
     begin(hosts, model)
     eventually(is_stepping(hosts), "tokens are made")
     addresses = {name: member.address.partition(":")[0] for name, member in hosts.members().items()}
     assert addresses["w0"] == addresses["w2"] != addresses["w1"]
     check_end(hosts, model, num_repairs=0)
-    assert hosts.there.sent_bytes() > 100_000
+    # The link was what it was said to be, in both directions.
+    assert min(hosts.here.num_held_back(), hosts.there.num_held_back()) > 0
     assert hosts.there.processes["w1"].wait(20.0) == 0
 
 

@@ -33,7 +33,7 @@ from dejavu.workflows.cluster import RunningCluster, running_cluster
 from dejavu.workflows.generate import collect
 from dejavu.workflows.injection import Injector, faults_of
 from dejavu.workflows.preparation import cluster_model, codec_of, declared
-from operators.processes import WORKER_COMMAND
+from operators.worker_process import WORKER_COMMAND
 
 from harness.fault_relay import FaultRelay, Several
 from harness.launched import eventually

@@ -16,10 +16,12 @@ from dejavu.api.app import create_app
 from dejavu.api.served import ServedModel
 from dejavu.api.server import Address, HttpServer
 from dejavu.clock import SystemClock
+from dejavu.engine.messages import RunPrompt, encode
 from dejavu.errors import DejavuError
 from dejavu.ids import RequestId, RowId
 from dejavu.request import Completion, TokenLogprobs
 from dejavu.serving.ledger import Ledger
+from dejavu.serving.prompts import prompt_row
 from dejavu.serving.service import Service
 from dejavu.serving.source import Arrival, Cancellation, Source, Submission
 from dejavu.serving.standing import Standing
@@ -40,8 +42,11 @@ class EchoCodec:
     def encode(self, text: str) -> list[int]:
         return [ALPHABET.index(letter) for letter in text]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self.encode("".join(message["content"] for message in messages))
+    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return "".join(f"{_said_by(message)}{message['content']}" for message in messages)
+
+    def encode_chat_text(self, text: str) -> list[int]:
+        return self.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(ALPHABET[token] for token in tokens)
@@ -51,6 +56,14 @@ class EchoCodec:
 
     def token_text(self, token: int) -> str:
         return ALPHABET[token]
+
+    def token_bytes(self, token: int) -> bytes:
+        return ALPHABET[token].encode()
+
+
+def _said_by(message: Mapping[str, Any]) -> str:
+    role = "" if message["role"] in ("user", "assistant") else message["role"]
+    return f"{role}{message.get('name', '')}"
 
 
 class Deaf:
@@ -68,9 +81,17 @@ class EchoController:
 
     def __init__(self) -> None:
         self.plan = split_plan(token_rows=2, in_flight=2)
-        self.ledger = Ledger(self.plan, EchoCodec(), Deaf(), lambda row_id: None)  # type: ignore[arg-type]
+        self.ledger = Ledger(
+            self.plan,
+            EchoCodec(),  # type: ignore[arg-type]
+            Deaf(),
+            progressed=lambda row_id: None,
+            ended=lambda row_id: None,
+        )
         self.failure: str | None = None
         self.is_between = False
+        self.is_changing = False
+        self.lost: tuple[str, ...] = ()
         self._changed = threading.Condition()
         self._num_wakes = 0
         self._num_steps_left = math.inf
@@ -81,6 +102,8 @@ class EchoController:
         return Standing(
             plan=self.plan,
             is_between=self.is_between,
+            is_changing=self.is_changing,
+            lost=self.lost,
             num_waiting=0,
             num_running=len(self.ledger.rows),
             num_rows_taken=self.ledger.admission.num_rows_taken,
@@ -131,8 +154,11 @@ class EchoController:
 
     def _step(self, now_s: float) -> bool:
         """One more token for everyone. Returns whether there was anything to do."""
-        prompted = [row.row_id for row in self.ledger.next_prompt()]
-        if prompted:
+        rows_due = self.ledger.next_prompt()
+        if rows_due:
+            # As a controller would send it: whatever a client may ask for must have room in the message.
+            encode(RunPrompt(epoch=self.plan.epoch, rows=tuple(map(prompt_row, rows_due))))
+            prompted = [row.row_id for row in rows_due]
             changes = self.ledger.first_tokens(prompted, *self._tokens(prompted), now_s)
             self._live |= dict.fromkeys(row_id for row_id in prompted if row_id in self.ledger.rows)
             self._free(changes.release)

@@ -13,7 +13,8 @@ KEY = "let-me-in"
 
 
 class FakeEndpoint:
-    """Answers ``max_tokens`` pieces; a prompt of text chooses otherwise: ``429``, ``cut``, ``broken`` or ``fails``.
+    """Answers ``max_tokens`` pieces; a prompt of text chooses otherwise: ``429``, ``cut``, ``broken``, ``no text`` or
+    ``fails``.
 
     ``wait_for`` requests must be under way before any is answered; ``most_under_way`` is what it has seen.
     """
@@ -50,6 +51,8 @@ class FakeEndpoint:
                 return
             if piece == 1 and prompt == "broken":
                 yield "{"
+            if piece == 1 and prompt == "no text":
+                yield '{"choices": [{"index": 0, "text": "\udcff"}]}'
             if piece == 1 and prompt == "fails":
                 yield json.dumps({"error": {"message": "the cluster is gone", "type": "server_error"}})
                 return
@@ -92,7 +95,7 @@ def fake_endpoint(endpoint: FakeEndpoint) -> Iterator[str]:
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             for event in endpoint.events(self.path, body):
-                data = f"data: {event}\n\n".encode()
+                data = f"data: {event}\n\n".encode(errors="surrogateescape")
                 # Cut in two, as a network may do it; an empty part would end the answer.
                 for part in (data[:5], data[5:]):
                     self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")

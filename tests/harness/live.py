@@ -34,14 +34,14 @@ class Heard:
         assert self.line is None
         self._act("started")
 
-    def token(self, token: int, text: str, logprobs: TokenLogprobs | None) -> None:
+    def token(self, token: int, text: str, start: int, logprobs: TokenLogprobs | None) -> None:
         assert self.line is None, "a token after the end"
         self.tokens.append(token)
         self.texts.append(text)
         self.logprobs.append(logprobs)
         self._act(len(self.tokens))
 
-    def ended(self, completion: Completion, rest: str) -> None:
+    def ended(self, completion: Completion, rest: str, num_cut: int) -> None:
         assert self.line is None, "ended twice"
         self.line = completion
         assert tuple(self.tokens) == completion.tokens

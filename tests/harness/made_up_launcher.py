@@ -9,7 +9,14 @@ from dejavu.ids import Epoch, IncarnationId, WorkerName
 from operators.observation import ProcessExit
 
 
-def member(name: WorkerName, state: MemberState = "serving", *, epoch: int = 1, incarnation: str = "i") -> Member:
+def member(
+    name: WorkerName,
+    state: MemberState = "serving",
+    *,
+    epoch: int = 1,
+    incarnation: str = "i",
+    leader: str | None = None,
+) -> Member:
     """A worker as it would register itself."""
     return Member(
         name=name,
@@ -21,6 +28,7 @@ def member(name: WorkerName, state: MemberState = "serving", *, epoch: int = 1, 
         memory_bytes=1,
         state=state,
         epoch=Epoch(epoch),
+        leader=leader,
     )
 
 

@@ -133,9 +133,10 @@ class World:
             case PutPlan() if self.takes_plans:
                 assert action.previous == self.plan
                 self.plan = encode_json(action.plan)
-            case PutSpec():
+            case PutSpec() if action.previous == self.spec:
                 self.spec = self.state.spec
             case StartWorker():
+                assert self.rules.starts_processes
                 assert action.name not in self.running
                 self.running.add(action.name)
                 self.pids[action.name] = next(self._pid)

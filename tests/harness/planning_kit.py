@@ -8,7 +8,7 @@ from dejavu.planning.shape import ModelShape
 from dejavu.planning.times import Times
 
 
-def tiny_shape(num_layers: int = 24) -> ModelShape:
+def tiny_shape(num_layers: int = 24, max_length: int = 4096) -> ModelShape:
     """Each layer has 1000 bytes of weights, and a token of a row 8 bytes of KV in it."""
     return ModelShape(
         name="tiny",
@@ -19,7 +19,7 @@ def tiny_shape(num_layers: int = 24) -> ModelShape:
         head_dim=2,
         vocab_size=10,
         dtype="float16",
-        max_length=4096,
+        max_length=max_length,
         layer_parameters=500,
         embedding_parameters=20,
         head_parameters=22,
@@ -39,18 +39,20 @@ def asked(
     pcie_gbps: float | None = None,
     link_gbps: float | None = None,
     price: float | None = None,
+    host_bytes: int | None = None,
     costs: Costs | None = None,
 ) -> Question:
-    """A question about ``tiny_shape`` and prompts of 100 tokens."""
+    """A question about ``tiny_shape`` and prompts of 100 tokens; a row is as long as a request."""
     return Question(
         machines=Machines(
             count=num_machines,
             device_memory_bytes=memory_bytes,
+            host_memory_bytes=host_bytes,
             pcie_gbps=pcie_gbps,
             link_gbps=link_gbps,
             price_per_hour=price,
         ),
-        shape=tiny_shape(num_layers),
+        shape=tiny_shape(num_layers, max_length=100 + new_tokens),
         lengths=Lengths(
             num_requests=10,
             mean_prompt_tokens=100,

@@ -16,6 +16,8 @@ from dejavu.kv.slots import NUM_SLOTS, SlotCopy
 
 POISON = 1e4
 """Large enough to change any token, and finite, because cells behind a row's last are multiplied with 0."""
+_HALF_POISON = 100.0
+"""In float16 the products with it must be finite, too."""
 _LONGEST_DELAY_S = 0.004
 
 
@@ -31,8 +33,9 @@ class PoisonedCopies(SlotCopies):
         self._rows = microbatch_rows
         self._owners: list[int | None] = [None] * NUM_SLOTS
         self._chooser = random.Random(7)
+        self._poison = _HALF_POISON if slots.cells_LCRHSD.dtype == torch.float16 else POISON
         with torch.inference_mode():
-            slots.cells_LCRHSD.fill_(POISON)
+            slots.cells_LCRHSD.fill_(self._poison)
 
     def make(self, copy: SlotCopy, after: Mark) -> int:
         """As it should, after a while; what the slot's last owner had there is gone."""
@@ -40,7 +43,7 @@ class PoisonedCopies(SlotCopies):
             self._owners[copy.slot] = copy.microbatch
             first = copy.slot * self._rows
             with torch.inference_mode():
-                self._memory.cells_LCRHSD[:, :, first : first + self._rows].fill_(POISON)
+                self._memory.cells_LCRHSD[:, :, first : first + self._rows].fill_(self._poison)
         time.sleep(self._chooser.uniform(0.0, _LONGEST_DELAY_S))
         type(self).on_copy(self._store, copy)
         return super().make(copy, after)

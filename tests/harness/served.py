@@ -64,6 +64,11 @@ class Served:
             response = connection.getresponse()
             return response.status, json.loads(response.read())
 
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        counts = self.get("/state")[1]["requests"]
+        return int(counts["queued"] + counts["running"])
+
     def ask_and_leave(self, body: Mapping[str, object]) -> None:
         """A completion was asked for, and the connection is closed: nobody waits for the first token."""
         headers = {"Authorization": f"Bearer {KEY}"}

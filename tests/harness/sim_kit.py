@@ -28,6 +28,7 @@ def sim_plan(
     replication: int = 0,
     recovery: RecoveryTier = "replica",
     standby: int = 0,
+    copy_steps: int = 1,
 ) -> Plan:
     """A plan whose stages are equal: twelve layers, and depths that divide them."""
     declared = Declared(
@@ -42,6 +43,7 @@ def sim_plan(
         replication=replication,
         recovery=recovery,
         num_standby=standby,
+        copy_steps=copy_steps,
     )
     return place(declared, made_up_spec(num_layers=NUM_LAYERS, max_length=4096), epoch=Epoch(1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -66,14 +67,15 @@ class Host:
         self.run("ip", "link", "set", self.interface, state)
 
     def shape(self, rate: str) -> None:
-        """What leaves over the link is at most so fast, such as ``200mbit``."""
+        """What leaves over the link is at most so fast, such as ``2mbit``, but for the first 16 KiB of a burst."""
         self.run(
-            "tc", "qdisc", "add", "dev", self.interface, "root", "tbf", "rate", rate, "burst", "256k", "latency", "1s"
+            "tc", "qdisc", "add", "dev", self.interface, "root", "tbf", "rate", rate, "burst", "16k", "latency", "1s"
         )
 
-    def sent_bytes(self) -> int:
-        """What has left over the link so far."""
-        return int(self.run("cat", f"/sys/class/net/{self.interface}/statistics/tx_bytes"))
+    def num_held_back(self) -> int:
+        """How often something had to wait for the shaped link; 0 for one that is not shaped."""
+        told = self.run("tc", "-s", "qdisc", "show", "dev", self.interface)
+        return sum(int(count) for count in re.findall(r"overlimits (\d+)", told))
 
     def kill_all(self) -> None:
         """Everything on the host ends at once, as when it loses power."""

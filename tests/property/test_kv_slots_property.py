@@ -31,6 +31,8 @@ class Swapping(RuleBasedStateMachine):
         self.needed: int | None = None
         self.computing: tuple[int, int, list[SlotRow]] | None = None
         self.brought = self.used = 0
+        self.fresh: dict[tuple[int, int], set[Cell]] = {}
+        """By slot and row: cells that came in and no step has read."""
         self.next_row = 0
 
     def rows_of(self, microbatch: int) -> list[SlotRow]:
@@ -94,6 +96,9 @@ class Swapping(RuleBasedStateMachine):
             host = self.host[copy.microbatch, span.row_index]
             source, target = (host, device) if copy.way == "in" else (device, host)
             target[span.start : span.stop] = source[span.start : span.stop]
+            if copy.way == "in":
+                came = {(span.row_id, position) for position in range(span.start, span.stop)}
+                self.fresh.setdefault((copy.slot, span.row_index), set()).update(came)
         self.slots.done(copy)
 
     @precondition(lambda self: self.computing is None and self.needed is not None)
@@ -109,6 +114,7 @@ class Swapping(RuleBasedStateMachine):
         for row in rows:
             cells = self.device[slot][row.row_index][: row.length]
             assert cells == [(row.row_id, position) for position in range(row.length)]
+            self.used += len(self.fresh.pop((slot, row.row_index), set()).intersection(cells))
         self.computing = (self.needed, slot, rows)
         self.needed = None
 
@@ -131,6 +137,7 @@ class Swapping(RuleBasedStateMachine):
             self.finish_copy(0)
         self.slots.clear()
         self.owners = [None] * NUM_SLOTS
+        assert self.brought == self.used + self.slots.unused_cells
         for place, (row_id, length) in self.live.items():
             assert self.host[place][:length] == [(row_id, position) for position in range(length)]
 

@@ -135,12 +135,17 @@ def test_the_same_setting_gives_the_same_run(
 def test_work_that_no_death_cut_short_is_the_same_on_every_stage_of_a_pipeline(
     plan: Plan, asked: list[Request], costs: GivenCosts
 ) -> None:
-    """Stages differ by their layers alone, so busy time over layers is one number a pipeline."""
+    """Prompts by layers, steps by weights: over its part of them, each stage was busy for as long as the others."""
     result = simulate(Setting(plan=plan, costs=costs), asked)
 
     for pipeline in plan.pipelines:
-        shares = [result.workers[stage.worker].total_busy_s / len(stage.layers) for stage in pipeline.stages]
-        assert shares == pytest.approx([shares[0]] * len(shares), abs=result.makespan_s * 0.2 + 1e-9)
+        for kind in ("prompt", "step"):
+            whole_s = []
+            for stage in pipeline.stages:
+                share = plan.model.share(stage.layers)
+                part = share.layers if kind == "prompt" else share.weights
+                whole_s.append(result.workers[stage.worker].busy_s.get(kind, 0.0) / part)
+            assert whole_s == pytest.approx([whole_s[0]] * len(whole_s))
 
 
 def test_a_plan_out_of_the_store_gives_the_same_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -111,6 +112,19 @@ def test_log_probabilities_of_a_completion_are_lists_of_equal_length(server: Ech
     assert [offset for chunk in chunks for offset in chunk["text_offset"]] == whole["text_offset"]
 
 
+@pytest.mark.parametrize(("stops", "text"), [(["CD"], "AB"), (["CDZ", "DEF"], "ABC"), (["A"], ""), (["CAB"], "AB")])
+def test_tokens_of_a_stop_string_have_no_log_probabilities(server: EchoServer, stops: list[str], text: str) -> None:
+    fields = {"max_tokens": 20, "stop": stops, "logprobs": 0}
+    prompt = "ABCDEF" if "CAB" not in stops else "ABC"
+    whole = server.complete(prompt, **fields).json["choices"][0]
+    assert (whole["text"], whole["logprobs"]["tokens"]) == (text, list(text))
+    assert whole["logprobs"]["text_offset"] == list(range(len(text)))
+    chunks = [event["choices"][0] for event in server.complete(prompt, stream=True, **fields).events]
+    assert [name for chunk in chunks for name in chunk["logprobs"]["tokens"]] == list(text)
+    for chunk in chunks:
+        assert "".join(chunk["logprobs"]["tokens"]) == chunk["text"]
+
+
 def test_log_probabilities_of_a_chat_name_each_token_and_the_likeliest(server: EchoServer) -> None:
     content = server.chat(logprobs=True, top_logprobs=1).json["choices"][0]["logprobs"]["content"]
     assert [one["token"] for one in content] == list("ABCAB")
@@ -126,103 +140,20 @@ def test_fields_that_change_nothing_are_taken(server: EchoServer) -> None:
     assert server.chat(tools=[], response_format={"type": "text"}, store=False, tool_choice=None).status == 200
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "not supported; only 0 is"),
-        ({"echo": True}, "echo", "not supported; only false is"),
-        ({"n": 2}, "n", "n is 2"),
-        ({"temperature": 2.5}, "temperature", "from 0 to 2"),
-        ({"temperature": "hot"}, "temperature", "got `str`"),
-        ({"top_p": 0}, "top_p", "above 0"),
-        ({"top_k": -2}, "top_k", "at least -1"),
-        ({"max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"logprobs": 21}, "logprobs", "from 0 to 20"),
-        ({"stop": [""]}, "stop", "empty"),
-        ({"stop": ["x"] * 17}, "stop", "at most 16"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
-        ({"stream": True, "stream_options": {"usage": True}}, "stream_options", "usage"),
-        ({"prompt": ["A", "B"]}, "prompt", "2 entries"),
-        ({"prompt": []}, None, "the prompt is empty"),
-        ({"prompt": [999]}, None, "token id 999"),
-        ({"seed": 2**70}, "seed", ""),
-    ],
-)
-def test_a_wrong_field_is_refused_by_name(
-    server: EchoServer, fields: dict[str, object], param: str | None, words: str
-) -> None:
-    reply = server.post("/v1/completions", {"prompt": "ABC", "max_tokens": 5, **fields})
-    assert reply.status == 400
-    assert reply.error["type"] == "invalid_request_error"
-    assert reply.error["param"] == param
-    assert words in reply.error["message"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"messages": []}, "messages", "empty"),
-        ({"messages": [{"role": "user"}]}, "messages[0]", "content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "only text"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"top_logprobs": 3}, "top_logprobs", "logprobs=true"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "max_tokens is 3"),
-        ({"prompt": "A"}, "prompt", "unknown field"),
-    ],
-)
-def test_a_wrong_field_of_a_chat_is_refused_by_name(
-    server: EchoServer, fields: dict[str, object], param: str, words: str
-) -> None:
-    reply = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "A"}], **fields})
-    assert (reply.status, reply.error["param"]) == (400, param)
-    assert words in reply.error["message"]
-
-
-@pytest.mark.parametrize("length", [64, 65, 640])
-def test_a_prompt_that_is_too_long_is_refused_with_limit_and_value(server: EchoServer, length: int) -> None:
-    """Field report B14."""
-    for reply in (server.complete("A" * length), server.chat("A" * length, max_tokens=None)):
-        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
-        assert f"prompt of {length} tokens" in reply.error["message"]
-        assert "max_length 64" in reply.error["message"]
+@pytest.mark.parametrize("top_k", [64, 2**31, 2**63, 2**64, 2**70])
+def test_more_tokens_to_choose_from_than_there_are_means_all_of_them(server: EchoServer, top_k: int) -> None:
+    """A number that no message has room for ended the service, on the controller's thread."""
+    assert server.complete(top_k=top_k).status == 200
     assert server.complete().status == 200
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(server: EchoServer) -> None:
-    untokenizable = "~" * 6401
-    for reply in (server.complete(untokenizable), server.chat(untokenizable)):
-        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
-        assert "6401 characters" in reply.error["message"]
-        assert "max_length 64" in reply.error["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "words"), [(b"{", "not JSON"), (b"[]", "must be a JSON object"), (b"\xff", "not JSON"), (b"", "not JSON")]
-)
-def test_a_body_that_is_no_object_is_refused(server: EchoServer, body: bytes, words: str) -> None:
-    reply = server.post("/v1/completions", body)
-    assert (reply.status, reply.error["code"]) == (400, "invalid_json")
-    assert words in reply.error["message"]
-
-
-def test_a_missing_field_is_named(server: EchoServer) -> None:
-    reply = server.post("/v1/completions", {})
-    assert (reply.status, reply.error["param"], reply.error["code"]) == (400, "prompt", "missing_field")
-
-
-def test_unknown_models_paths_and_methods_have_their_codes(server: EchoServer) -> None:
-    assert server.complete(model="gpt-9").status == 404
-    assert server.complete(model="gpt-9").error["code"] == "model_not_found"
-    assert server.get("/v1/embeddings").error["code"] == "unknown_url"
-    wrong = server.get("/v1/completions")
-    assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
-    assert "GET is not for" in wrong.error["message"]
-
-
-def test_a_body_that_is_too_large_is_refused_without_being_kept(server: EchoServer) -> None:
-    reply = server.post("/v1/completions", json.dumps({"prompt": "A" * 17_000_000}).encode())
-    assert (reply.status, reply.error["code"]) == (413, "body_too_large")
+def test_a_message_that_a_client_library_has_got_may_be_sent_back_as_it_is(server: EchoServer) -> None:
+    got = server.chat().json["choices"][0]["message"]
+    # What OpenAI's client makes of it: each field that there might be.
+    unused = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
+    turns = [{"role": "user", "content": "ABC"}, {**got, **unused}, {"role": "user", "content": "D", "name": None}]
+    fields = {"messages": turns, "max_tokens": 2, "stream_options": {"include_usage": None}, "stream": True}
+    assert server.post("/v1/chat/completions", fields).status == 200
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_again() -> None:
@@ -238,6 +169,16 @@ def test_a_full_queue_is_429_with_a_time_to_come_again() -> None:
         assert server.complete().status == 200
         counts = server.service.snapshot().counts
         assert (counts.submitted, counts.finished, counts.rejected, counts.open) == (7, 6, 1, 0)
+
+
+def test_a_client_that_hangs_up_before_its_body_is_there_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    with echo_server() as server, caplog.at_level(logging.INFO):
+        half = connection_of(server)
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        half.close()
+        until(lambda: "/v1/completions: its client has gone" in caplog.text, "it is noticed")
+        assert server.complete().status == 200
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -318,16 +259,29 @@ def test_the_token_that_ends_a_request_is_counted_and_has_no_text(server: EchoSe
     assert server.complete("AB@", ignore_eos=True).json["usage"]["completion_tokens"] == 5
 
 
-def test_a_service_between_two_epochs_is_not_ready_and_takes_requests_nevertheless(server: EchoServer) -> None:
-    server.controller.is_between = True
+@pytest.mark.parametrize("what", ["a repair", "a change of the declared state"])
+def test_a_service_between_two_epochs_is_not_ready_and_takes_requests_nevertheless(
+    server: EchoServer, what: str
+) -> None:
+    server.controller.is_between, server.controller.is_changing = True, what != "a repair"
     server.complete()
     try:
         reply = server.get("/ready")
         assert reply.status == 503
-        assert "a repair is under way" in reply.json["reason"]
+        assert f"{what} is under way after epoch" in reply.json["reason"]
         assert server.complete().status == 200
     finally:
-        server.controller.is_between = False
+        server.controller.is_between = server.controller.is_changing = False
+
+
+def test_a_service_that_has_lost_a_link_is_not_ready_and_names_the_worker(server: EchoServer) -> None:
+    server.controller.lost = ("w1",)
+    server.complete()
+    try:
+        reply = server.get("/ready")
+        assert (reply.status, reply.json["reason"].partition(";")[0]) == (503, "the link of w1 is lost")
+    finally:
+        server.controller.lost = ()
 
 
 def test_a_key_guards_the_api_and_nothing_else() -> None:
@@ -340,21 +294,18 @@ def test_a_key_guards_the_api_and_nothing_else() -> None:
         assert server.get("/ready").status == 200
 
 
-def test_a_model_without_tokenizer_takes_token_ids_and_tells_what_it_cannot_take() -> None:
-    with echo_server(codec=None) as server:
-        assert server.post("/v1/completions", {"prompt": [1, 2], "max_tokens": 2}).status == 200
-        for reply in (server.complete(), server.chat()):
-            assert (reply.status, reply.error["code"]) == (400, "no_tokenizer")
-
-
 def start(server: EchoServer, body: dict[str, object]) -> socket.socket:
     """A request on a connection of its own, sent; its answer is not waited for."""
     content = json.dumps(body).encode()
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    connection = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
+    connection = connection_of(server)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
+
+
+def connection_of(server: EchoServer) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
 
 
 def finish(connection: socket.socket) -> Reply:

@@ -21,6 +21,15 @@ def refusal(*overrides: str) -> str:
     return message
 
 
+def test_a_worker_of_a_second_replica_can_be_killed_in_a_simulation() -> None:
+    two = ("workflow=simulate", "profile=given", "profile.prompt_time_s=1", "profile.token_time_s=0.1", *THREE)
+    kill = "fault.kill=[{worker: w7, at_s: 5}]"
+    assert configured(*two, "simulate.replicas=2", kill).fault.kill[0].worker == "w7"
+    assert "no such worker" in refusal(*two, kill)
+    many = refusal(*two, "simulate.replicas=9", "fault.kill=[{at_s: 5}]")
+    assert "w0 to w35" in many
+
+
 @pytest.mark.parametrize(
     "entry",
     [

@@ -72,6 +72,27 @@ def test_a_port_that_is_taken_is_refused_by_its_key() -> None:
             Address("127.0.0.1", port)
 
 
+def test_a_port_is_one_service_s_from_the_first_moment_on() -> None:
+    with Address("127.0.0.1", 0) as first:
+        port = first.socket.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"serve\.port={port}: cannot listen there"):
+            Address("127.0.0.1", port)
+        first.listen()
+        with pytest.raises(ConfigError, match=rf"serve\.port={port}: cannot listen there"):
+            Address("127.0.0.1", port)
+
+
+def test_a_port_can_be_had_again_although_a_connection_to_it_was_closed_just_now() -> None:
+    with Address("127.0.0.1", 0) as first:
+        host, port = first.socket.getsockname()
+        first.listen()
+        with socket.create_connection((host, port)):
+            # Whoever closes first keeps the connection's remains.
+            first.socket.accept()[0].close()
+    with Address(host, port) as second:
+        second.listen()
+
+
 def test_a_host_that_is_not_this_machine_is_refused_by_its_key() -> None:
     with pytest.raises(ConfigError, match=r"serve\.host=192\.0\.2\.1 .*cannot listen there"):
         Address("192.0.2.1", 0)

@@ -217,6 +217,28 @@ def test_long_prompts_and_short_ones_take_turns() -> None:
     ]
 
 
+def test_a_short_prompt_behind_any_number_of_long_ones_waits_for_one_of_them() -> None:
+    """It was looked for among the first 32 that waited."""
+    made = Admission(
+        num_microbatches=2,
+        microbatch_rows=8,
+        prompt_rows=4,
+        prompt_tokens=20,
+        most_prompts=9,
+        scheduling="row",
+    )
+    for number in range(40):
+        made.enqueue(request(f"long{number}", 40))
+    for number in range(6):
+        made.enqueue(request(f"short{number}", 2))
+    assert [names(made.next_prompt()) for _ in range(4)] == [
+        ["long0"],
+        ["short0", "short1", "short2", "short3"],
+        ["long1"],
+        ["short4", "short5"],
+    ]
+
+
 def test_long_prompts_follow_each_other_when_no_short_one_waits() -> None:
     made = Admission(
         num_microbatches=1,

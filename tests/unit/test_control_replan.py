@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from dejavu.control.memory import Limits
 from dejavu.control.placement import Declared, place
 from dejavu.control.plan import Fenced, Pipeline, Plan, StreamTarget
 from dejavu.control.replan import replaced, shrunk
@@ -236,9 +237,9 @@ def test_a_cluster_in_which_nobody_who_computes_lives_is_infeasible(plan: Plan, 
 def test_survivors_too_small_for_the_model_are_refused_with_the_bytes() -> None:
     plan = plan_of(3)
     need = 2 * 3 * plan.model.layout.row_bytes(6)
-    assert shrunk(plan, {W1: None, W2: None}, device_memory_bytes=2 * need).token_pipeline.depth == 1
+    assert shrunk(plan, {W1: None, W2: None}, limits=Limits(device_bytes=2 * need)).token_pipeline.depth == 1
     with pytest.raises(InfeasibleError, match=r"stage 0 \(layers \[0, 6\)\) needs .* MiB"):
-        shrunk(plan, {W1: None, W2: None}, device_memory_bytes=need)
+        shrunk(plan, {W1: None, W2: None}, limits=Limits(device_bytes=need))
 
 
 def test_deaths_one_after_the_other_end_where_they_would_have_ended_together() -> None:

@@ -25,7 +25,7 @@ from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.replica import ReplicaStore
 from dejavu.kv.stream_account import StreamerCounters
-from dejavu.kv.swapper import SwapCounters
+from dejavu.kv.swap_counters import SwapCounters
 
 from harness.plans import colocated_plan
 

@@ -82,6 +82,18 @@ def test_room_for_one_microbatch_alone_still_makes_progress(llama: Oracle) -> No
         assert tokens_of(cluster.serve(requests)) == llama.all_tokens(requests)
 
 
+def test_half_precision_has_the_same_tokens_in_slots_and_in_place(llama: Oracle) -> None:
+    requests = ragged_requests(9, seed=26)
+    spec = describe(Path(llama.spec.folder), "float16")
+    served = []
+    for swaps in (True, False):
+        # Which rows meet in a larger batch is chance, and so is how numbers of 16 bits are rounded in it.
+        declared = swapping("colocated 2", prompt_rows=1, token_rows=1, in_flight=4, swapping=swaps)
+        with local_cluster(declared, spec) as cluster:
+            served.append(tokens_of(cluster.serve(requests)))
+    assert served[0] == served[1]
+
+
 def equal_requests(count: int, length: int, new: int) -> list[Request]:
     chooser = random.Random(5)
     return [
@@ -136,14 +148,14 @@ def test_a_bus_that_is_slower_than_the_steps_is_told_once_per_stage_and_changes_
     llama: Oracle, caplog: pytest.LogCaptureFixture
 ) -> None:
     requests = equal_requests(6, 9, 24)
-    declared = swapping("colocated 1", scheduling="microbatch", bus_bytes_per_s=1e6)
+    declared = swapping("colocated 1", scheduling="microbatch", bus_bytes_per_s=3e6)
     with local_cluster(declared, llama.spec) as cluster:
         assert tokens_of(cluster.serve(requests)) == llama.all_tokens(requests)
         (swap,) = (one.swap for one in cluster.counters().values())
     assert swap.waits > swap.steps / 2
     told = [record.message for record in caplog.records if "swapping takes longer than computing" in record.message]
     assert len(told) == 1
-    assert "of 64 steps waited for their KV" in told[0]
+    assert "64 steps waited for their KV" in told[0]
 
 
 class Background(CpuCopier):
@@ -199,16 +211,19 @@ def test_whoever_dies_at_whatever_step_the_tokens_are_right(
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scheduling", ["row", "microbatch"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_every_combination_equals_the_reference(
     folder: Path, family: str, shape: str, scheduling: str, dtype: str
 ) -> None:
     oracle = Oracle.of(family, folder)
     requests = ragged_requests(11, seed=31)
     spec = describe(Path(oracle.spec.folder), dtype)
-    with local_cluster(swapping(shape, scheduling=scheduling), spec) as cluster:
+    # Numbers of 16 bits are rounded in another way in batches of another size, and which rows meet is chance.
+    rows = {} if dtype == "float32" else {"prompt_rows": 1, "token_rows": 1}
+    declared = swapping(shape, scheduling=scheduling, **rows)
+    with local_cluster(declared, spec) as cluster:
         swapped = tokens_of(cluster.serve(requests))
     if dtype == "float32":
         assert swapped == oracle.all_tokens(requests)
-    with local_cluster(replace(swapping(shape, scheduling=scheduling), swapping=False), spec) as cluster:
+    with local_cluster(replace(declared, swapping=False), spec) as cluster:
         assert tokens_of(cluster.serve(requests)) == swapped

@@ -26,7 +26,7 @@ from dejavu.kv.inbox import KvInbox
 from dejavu.kv.layout import LayerRange
 from dejavu.kv.pool import KvPool
 from dejavu.kv.route import Holding
-from dejavu.kv.swapper import SwapCounters
+from dejavu.kv.swap_counters import SwapCounters
 from dejavu.report.spans import SpanRecorder
 from dejavu.store.entry import Entry
 from dejavu.store.keys import Keys

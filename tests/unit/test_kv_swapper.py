@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -14,18 +13,13 @@ from dejavu.errors import Fatal
 from dejavu.ids import RowId
 from dejavu.kv import slot_copies, swapper
 from dejavu.kv.copy_speed import measured_copy_bytes_per_s
-from dejavu.kv.device import CpuCopier, Mark, copier_for
-from dejavu.kv.layout import KvLayout, LayerRange
-from dejavu.kv.pool import KvPool
+from dejavu.kv.device import Mark, copier_for
 from dejavu.kv.slot_copies import SlotCopies
-from dejavu.kv.slots import CellSpan, SlotCopy, SlotRow
+from dejavu.kv.slots import CellSpan, SlotCopy
 from dejavu.kv.staging import StagingRing
 from dejavu.kv.swapper import EmulatedBus, Swapper, SwapSpan
 
-LAYOUT = KvLayout(model_hash="m", num_layers=5, num_kv_heads=2, head_dim=3, dtype="float32", max_length=12)
-HELD = LayerRange(1, 4)
-ROWS, MICROBATCHES = 3, 4
-CELL_BYTES = len(HELD) * LAYOUT.position_bytes
+from harness.swap_kit import CELL_BYTES, LAYOUT, MICROBATCHES, ROWS, Background, filled, row, swappers
 
 DEVICES = [
     "cpu",
@@ -37,14 +31,6 @@ DEVICES = [
         ],
     ),
 ]
-
-
-def filled(num_rows: int, device: str = "cpu", first: float = 0.0) -> KvPool:
-    memory = KvPool.room(LAYOUT, len(HELD), num_rows, device, pin=False)
-    pool = KvPool(LAYOUT, HELD, num_rows, device, memory=memory)
-    values = torch.arange(pool.cells_LCRHSD.numel(), dtype=torch.float32).view(pool.cells_LCRHSD.shape) + first
-    pool.cells_LCRHSD.copy_(values)
-    return pool
 
 
 def span(row_index: int, start: int, stop: int) -> CellSpan:
@@ -87,21 +73,8 @@ def test_a_copy_moves_its_cells_and_no_other(crossing: str, device: str, spans: 
 
 @pytest.fixture
 def swap() -> Iterator[Callable[..., Swapper]]:
-    made: list[Swapper] = []
-
-    def make(**others: object) -> Swapper:
-        ticks = itertools.count()
-        values = {"copier": CpuCopier(), "now": lambda: float(next(ticks)), "timeout_s": 5.0, **others}
-        made.append(Swapper(filled(MICROBATCHES * ROWS), filled(2 * ROWS), ROWS, **values))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def row(number: int, length: int) -> SlotRow:
-    return SlotRow(row_id=RowId(number), row_index=0, length=length)
+    with swappers() as make:
+        yield make
 
 
 def test_a_steps_bytes_are_its_valid_cells_in_and_its_new_cell_out(swap: Callable[..., Swapper]) -> None:
@@ -140,12 +113,6 @@ def test_a_copy_that_fails_ends_the_stage_with_the_reason(
         swap().begin(0, [row(1, 7)], None)
 
 
-class Background(CpuCopier):
-    """As on a CUDA device, new cells go out beside the computation."""
-
-    gathers_at_once = False
-
-
 def test_a_place_is_given_to_another_row_only_when_the_old_ones_swap_out_has_ended(
     swap: Callable[..., Swapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,9 +140,18 @@ def test_a_place_is_given_to_another_row_only_when_the_old_ones_swap_out_has_end
 
     giving = threading.Thread(target=give_away)
     giving.start()
+    # Long enough for a call that does not wait to have come back.
+    giving.join(0.2)
+    assert giving.is_alive()
+    assert happened == []
     may_end.set()
     giving.join(5.0)
     assert happened == ["old row written", "given away"]
+
+
+def test_rows_of_unequal_lengths_go_out_in_as_few_copies_as_they_have_lengths() -> None:
+    pairs = [span(0, 4, 5), span(3, 9, 10), span(1, 4, 5), span(2, 9, 10)]
+    assert list(slot_copies._stretches(pairs)) == [(slice(0, 2), slice(4, 5)), (slice(2, 4), slice(9, 10))]
 
 
 def test_an_emulated_bus_waits_for_what_a_copy_was_faster_and_never_otherwise() -> None:

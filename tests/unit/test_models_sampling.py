@@ -37,6 +37,15 @@ def test_draws_differ_between_positions_and_between_seeds() -> None:
     assert len(set(by_seed)) > 30
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-100, 1e-307, 1e-310, 5e-324])
+def test_a_temperature_next_to_zero_takes_the_likeliest_token(temperature: float) -> None:
+    """Scores beyond every number are none, and the last token of the vocabulary was drawn."""
+    logits_BV = random_logits(3) + 50
+    params = [Sampling(temperature=temperature, top_k=top_k, seed=1) for top_k in (0, 5, 50)]
+    with np.errstate(over="raise", invalid="raise"):
+        assert sample(logits_BV, params, [1, 2, 3]) == logits_BV.argmax(-1).tolist()
+
+
 def test_many_draws_follow_the_distribution() -> None:
     wanted = np.array([0.5, 0.3, 0.15, 0.05])
     logits_BV = torch.tensor(np.log(wanted)).float().expand(4000, 4)

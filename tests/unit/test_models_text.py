@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from dejavu.errors import ConfigError
@@ -74,6 +76,87 @@ def test_bytes_that_never_become_a_character_are_given_out_at_the_end(codec: Tex
     assert "".join(decoder.push(token) for token in tokens) == "x"
     assert decoder.finish() == codec.decode(tokens)[1:]
     assert decoder.text == codec.decode(tokens)
+
+
+def whole(codec: TextCodec, tokens: list[int]) -> str:
+    """The text as it comes, token by token, and what is left at the end."""
+    decoder = IncrementalDecoder(codec)
+    return "".join([*map(decoder.push, tokens), decoder.finish()])
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tokens=st.lists(st.one_of(st.integers(0, 259), st.sampled_from([256, 97, 195, 169])), max_size=30))
+def test_text_that_comes_token_by_token_is_the_whole_text(codec: TextCodec, tokens: list[int]) -> None:
+    assert whole(codec, tokens) == codec.decode(tokens)
+
+
+def test_text_without_spaces_between_words_keeps_those_that_there_are(tmp_path: Path) -> None:
+    codec = sentencepiece_like(tmp_path)
+    for text in (
+        "▁ ▁a b",
+        "▁a ▁b </s> ▁a",
+        "▁a <0xE4> <0xB8> <0x96> <0xE4> <0xB8> <0x96> ▁b",
+    ):
+        tokens = [PIECES.index(piece) for piece in text.split()]
+        assert whole(codec, tokens) == codec.decode(tokens)
+
+
+PIECES = ["<unk>", "</s>", "▁", "▁a", "▁b", "a", "b", *(f"<0x{byte:02X}>" for byte in range(256))]
+
+
+class Counted:
+    """Counts how many tokens are decoded."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self.num_decoded = 0
+
+    def decode(self, tokens: list[int]) -> str:
+        self.num_decoded += len(tokens)
+        return self._codec.decode(tokens)
+
+
+@pytest.mark.parametrize("token", ["special", "no character"])
+def test_tokens_that_make_no_text_cost_as_much_as_others_and_hold_nothing_back(codec: TextCodec, token: str) -> None:
+    """All that had come since the last text was decoded anew for each of them, on the thread that serves everybody."""
+    number = 256 if token == "special" else codec.encode("é")[1]
+    counted = Counted(codec)
+    decoder = IncrementalDecoder(counted)  # type: ignore[arg-type]
+    pieces = [decoder.push(one) for one in [*codec.encode("a"), *[number] * 500]]
+    assert counted.num_decoded < 500 * 12
+    if token == "no character":
+        assert len("".join(pieces)) > 490
+
+
+def sentencepiece_like(folder: Path) -> TextCodec:
+    """A tokenizer whose decoder takes the first space away and makes characters of bytes, as Llama 2's does."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {piece: index for index, piece in enumerate(PIECES)}
+    made = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>").save_pretrained(folder)
+    return TextCodec(folder)
+
+
+def test_a_token_is_told_by_its_bytes_where_it_is_a_part_of_a_character(codec: TextCodec) -> None:
+    first, second = codec.encode("é")
+    assert (codec.token_bytes(first), codec.token_bytes(second)) == (b"\xc3", b"\xa9")
+    assert (codec.token_text(first), codec.token_text(second)) == ("bytes:\\xc3", "bytes:\\xa9")
+    (space,) = codec.encode(" ")
+    assert (codec.token_text(space), codec.token_bytes(space)) == (" ", b" ")
+    assert codec.token_text(257) == codec.token_bytes(257).decode() == "<|user|>"  # type: ignore[union-attr]
+
+
+def test_joined_the_bytes_of_tokens_are_the_text_with_its_spaces(tmp_path: Path) -> None:
+    codec = sentencepiece_like(tmp_path)
+    tokens = [PIECES.index(piece) for piece in ("▁a", "▁b", "<0xE4>", "<0xB8>", "<0x96>")]
+    assert b"".join(codec.token_bytes(token) or b"" for token in tokens).decode() == " a b世"
+    assert [codec.token_text(token) for token in tokens[1:3]] == [" b", "bytes:\\xe4"]
+    assert codec.token_text(1) == "</s>"
 
 
 def no_progress(description: str, done: int, total: int, unit: str) -> None:

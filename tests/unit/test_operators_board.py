@@ -110,7 +110,7 @@ def test_a_claim_without_a_lease_is_fatal() -> None:
 def test_the_board_sees_what_was_put() -> None:
     store = FakeStore()
     made = board(store)
-    made.put_spec(b"spec")
+    made.put_spec(None, b"spec")
     assert made.put_plan_if(None, b'{"epoch": 1}') is True
     made.put_journal(1, b"journal")
     store.values[Keys("c").worker(W0)] = encode_json(member(W0))
@@ -132,6 +132,29 @@ def test_a_plan_is_put_only_over_the_one_that_was_seen() -> None:
     assert made.put_plan_if(None, b"two") is False
     assert made.put_plan_if(b"one", b"two") is True
     assert store.values[Keys("c").plan] == b"two"
+
+
+def test_the_declared_state_is_not_put_over_a_wish_that_was_not_seen() -> None:
+    """The keeper used to put it late and whatever was there: a wish was lost, and its user told that it would come."""
+    store = FakeStore()
+    made = board(store)
+    made.put_spec(None, b"declared")
+    store.values[Keys("c").spec] = b"a wish"
+    made.put_spec(b"declared", b"refused")
+    assert store.values[Keys("c").spec] == b"a wish"
+    made.put_spec(b"a wish", b"taken up")
+    assert (store.values[Keys("c").spec], store.leases[Keys("c").spec]) == (b"taken up", store.lease_id)
+
+
+def test_workers_that_another_controller_has_left_behind_are_not_seen() -> None:
+    """A controller that was started again within seconds used to take them for its own: their epoch is 1, too."""
+    store, keys = FakeStore(), Keys("c")
+    made = board(store)
+    made.claim(ENTRY, VirtualClock(), lease_ttl_s=5.0)
+    mine, newcomer = member(W0, leader="me"), member(WorkerName("w1"), "starting")
+    for one in (mine, newcomer, member(WorkerName("w2"), leader="the one before")):
+        store.values[keys.worker(one.name)] = encode_json(one)
+    assert made.observe(FakeLauncher()).members == {mine.name: mine, newcomer.name: newcomer}
 
 
 def test_a_put_whose_outcome_is_not_known_says_so() -> None:

@@ -160,7 +160,7 @@ def test_all_serve_only_when_each_worker_says_so_of_this_epoch(looks: list[Obser
     ("seen", "expected"),
     [
         (observed(plan=encode_json(PLAN)), ()),
-        (observed(spec=None), (PutSpec(), PutPlan(plan=PLAN, previous=None))),
+        (observed(spec=None), (PutSpec(previous=None), PutPlan(plan=PLAN, previous=None))),
         (observed(plan=b"another"), (PutPlan(plan=PLAN, previous=b"another"),)),
         (observed(plan=encode_json(LATER)), ()),
         (unreadable(), ()),

@@ -12,9 +12,9 @@ from dejavu.control.member import Member, encode_json
 from dejavu.control.plan import Fenced, Plan
 from dejavu.errors import Retryable
 from dejavu.ids import Epoch, IncarnationId, WorkerName
+from operators.launcher import Launcher
 from operators.loop import ClusterOperator
 from operators.observation import Observed
-from operators.processes import Launcher
 
 from harness.made_up_launcher import FakeLauncher, member
 from harness.plans import colocated_plan
@@ -49,8 +49,9 @@ class FakeBoard:
             journals=dict(self.journals),
         )
 
-    def put_spec(self, value: bytes) -> None:
-        self.spec = value
+    def put_spec(self, previous: bytes | None, value: bytes) -> None:
+        if self.spec == previous:
+            self.spec = value
 
     def put_plan_if(self, previous: bytes | None, value: bytes) -> bool | None:
         if self.plan != previous:

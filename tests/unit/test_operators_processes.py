@@ -52,13 +52,6 @@ def test_an_end_that_was_asked_for_is_no_failure(launcher: ProcessLauncher, ende
     assert not ended.is_set()
 
 
-def test_a_launcher_that_stops_starts_nobody(launcher: ProcessLauncher) -> None:
-    """A worker that ended cleanly at the end of a run used to be started again by the operator's next pass."""
-    launcher.expect_exits()
-    launcher.start(W0)
-    assert launcher.running() == frozenset()
-
-
 ECHO = (sys.executable, "-u", "-c", "import sys\nfor line in sys.stdin: print(line, end='')")
 """A worker that logs each line that it is told."""
 

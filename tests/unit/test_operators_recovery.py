@@ -217,6 +217,23 @@ def test_a_worker_that_does_not_serve_in_time_is_replaced_and_its_process_killed
     assert world.pids[W1] != hung
 
 
+def test_a_worker_that_has_no_process_yet_is_not_late_until_it_could_have_come() -> None:
+    """Where Ray has no room its place waits; it used to be asked for anew again and again."""
+    world = World(colocated_plan(3))
+    world.kill(W1)
+    world.looks()
+    begun, world.pids[W1] = world.pids[W1], -1
+    for name in (W0, W2):
+        world.register(name, "ready")
+    world.looks(10, after_s=30.0)
+    assert (world.state.plan.epoch, world.all_of(KillWorker)) == (2, [])
+    world.pids[W1] = begun
+    world.look(29.0)
+    assert world.state.is_fenced
+    world.look(2.0)
+    assert causes(world.state.journals[-1]) == [(W1, "exit"), (W1, "problem")]
+
+
 def test_a_dead_standby_is_started_again_without_a_new_epoch() -> None:
     world = World(with_standby(colocated_plan(2), W3))
     world.kill(W3, forget=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dejavu.planning.costs import GivenCosts
-from dejavu.planning.swap_benefit import SwapQuestion, crossing
+from dejavu.planning.swap_benefit import SwapQuestion, slower_from
 
 QUESTION = SwapQuestion(
     costs=GivenCosts(rows=4, whole_prompt_time_s=1.0, whole_token_time_s=0.1),
@@ -42,7 +42,11 @@ def test_moving_the_kv_of_all_rows_stops_it_sooner() -> None:
     assert moved < 0.6 * by_letter
 
 
-def test_the_gain_crosses_one_between_the_lengths_around_it() -> None:
-    assert crossing([100, 200, 400], [1.8, 1.2, 0.8]) == pytest.approx(300)
-    assert crossing([100, 200], [1.8, 1.2]) is None
-    assert crossing([100, 200], [0.9, 0.8]) is None
+@pytest.mark.parametrize(
+    ("gains", "stop"),
+    [([1.8, 1.2, 0.8], 300), ([1.8, 1.2, 1.1], None), ([0.9, 0.8, 0.7], 100), ([1.2, 0.9, 1.1], None), ([], None)],
+)
+def test_swapping_stops_to_gain_between_the_lengths_around_it_or_before_all_of_them(
+    gains: list[float], stop: float | None
+) -> None:
+    assert slower_from([100, 200, 400][: len(gains)], gains) == (stop if stop is None else pytest.approx(stop))

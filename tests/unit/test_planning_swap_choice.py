@@ -17,25 +17,21 @@ from dejavu.ids import Epoch
 from dejavu.planning.memory import memory_table
 from dejavu.planning.memory import most_rows as planned_most_rows
 from dejavu.planning.search import plan
-from dejavu.planning.swap_choice import choose_swapping
+from dejavu.planning.swap_choice import SwapKnown, choose_swapping
 from dejavu.planning.swapping import SwapInputs
-from dejavu.request import Request
-from dejavu.workflows.preparation import declared
-from dejavu.workflows.swap_decision import with_swapping
 
-from harness.cluster_kit import configured
-from harness.oracle import ragged_requests
 from harness.planning_kit import asked
 from harness.plans import made_up_spec
 
 ROWS, IN_FLIGHT = 8, 4
 
 
-def inputs(*, gigabytes_per_s: float) -> SwapInputs:
-    return SwapInputs(
+def known(*, gigabytes_per_s: float) -> SwapKnown:
+    inputs = SwapInputs(
         rows=ROWS, token_time_s=0.1, prompt_tokens=500, num_new_tokens=500, kv_bytes_per_token=10**6,
         pcie_bytes_per_s=gigabytes_per_s * 1e9,
     )  # fmt: skip
+    return SwapKnown(inputs=inputs)
 
 
 def plan_of(**others: object) -> Plan:
@@ -44,14 +40,14 @@ def plan_of(**others: object) -> Plan:
 
 
 def test_nothing_swaps_where_no_memory_is_declared_or_everything_fits() -> None:
-    assert not choose_swapping(rows=8, most_resident=None, most_swapped=None, inputs=None).swapping
-    choice = choose_swapping(rows=8, most_resident=9, most_swapped=18, inputs=None)
+    assert not choose_swapping(rows=8, most_resident=None, most_swapped=None).swapping
+    choice = choose_swapping(rows=8, most_resident=9, most_swapped=18)
     assert not choice.swapping
     assert "fits; 9 rows would, too" in choice.reason
 
 
 def test_rows_that_fit_only_in_slots_are_swapped_with_the_rules_two_sides_as_the_reason() -> None:
-    choice = choose_swapping(rows=8, most_resident=4, most_swapped=8, inputs=inputs(gigabytes_per_s=1000))
+    choice = choose_swapping(rows=8, most_resident=4, most_swapped=8, known=known(gigabytes_per_s=1000))
     assert choice.swapping
     assert choice.rule is not None
     assert choice.rule.pays
@@ -60,7 +56,7 @@ def test_rows_that_fit_only_in_slots_are_swapped_with_the_rules_two_sides_as_the
 
 
 def test_copies_that_take_longer_than_steps_are_warned_of() -> None:
-    choice = choose_swapping(rows=8, most_resident=4, most_swapped=8, inputs=inputs(gigabytes_per_s=10))
+    choice = choose_swapping(rows=8, most_resident=4, most_swapped=8, known=known(gigabytes_per_s=10))
     assert choice.swapping
     assert choice.rule is not None
     assert not choice.rule.pays
@@ -68,10 +64,10 @@ def test_copies_that_take_longer_than_steps_are_warned_of() -> None:
     assert "4 rows without swapping would be faster" in choice.warning
 
 
-def test_without_measured_times_the_reason_says_that_the_rule_was_not_asked() -> None:
-    choice = choose_swapping(rows=8, most_resident=4, most_swapped=8, inputs=None)
+def test_where_times_or_bandwidth_are_unknown_the_reason_says_what_the_rule_lacks() -> None:
+    choice = choose_swapping(rows=8, most_resident=4, most_swapped=8)
     assert choice.swapping
-    assert "unknown without measured times" in choice.reason
+    assert "whether it pays is unknown without the time of a step" in choice.reason
 
 
 def test_a_stage_that_swaps_has_two_microbatches_on_its_device_and_all_in_its_host() -> None:
@@ -113,28 +109,6 @@ def test_a_host_store_that_is_too_large_is_refused() -> None:
     check_memory(made, Limits(host_bytes=ROWS * IN_FLIGHT * row))
     with pytest.raises(InfeasibleError, match=r"of KV in host memory, but cluster.host_memory_gb gives"):
         check_memory(made, Limits(host_bytes=ROWS * IN_FLIGHT * row - 1))
-
-
-def decide(*overrides: str) -> Declared:
-    config = configured(
-        "strategy=colocated", "strategy.stages=2", "strategy.in_flight=4", "strategy.microbatch.token=8",
-        "strategy.swapping=auto", *overrides,
-    )  # fmt: skip
-    requests: list[Request] = ragged_requests(4)
-    return with_swapping(config, declared(config), made_up_spec(), requests)
-
-
-def test_auto_decides_from_declared_memory_times_and_bandwidth() -> None:
-    made = plan_of()
-    weights = max(stage_memory(made, found).weight_bytes for one in made.workers if (found := made.place_of(one)))
-    row = made.model.layout.row_bytes(max(len(stage.layers) for stage in made.token_pipeline.stages))
-    tight = f"cluster.device_memory_gb={(weights + 2 * 8 * row) / 1e9}"
-    assert not decide().swapping
-    assert decide(tight).swapping
-    measured = ("profile.prompt_time_s=1", "profile.token_time_s=1", "cluster.pcie_gbps=100")
-    choice = decide(tight, *measured)
-    assert choice.swapping
-    assert "the rule says that it pays" in choice.swapping_reason
 
 
 @pytest.mark.parametrize(

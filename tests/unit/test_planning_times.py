@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from dejavu.planning.profile_file import (
     read_profile_file,
 )
 from dejavu.planning.roofline import Device, RooflineCosts
+from dejavu.planning.shape import ModelShape
 from dejavu.planning.times import times_of_profile
 
 from harness.planning_kit import tiny_shape
@@ -84,6 +86,15 @@ def test_points_are_hit_exactly_and_a_linear_machine_is_predicted_between_them()
     assert not costs.covers(16, 100, 200)
     assert not costs.covers(4, 100, 1000)
     assert not costs.covers(8, 1000, 200)
+
+
+def test_a_step_at_the_end_of_the_contexts_lies_between_no_others() -> None:
+    """A curve: the line through the rest is right in the middle of it alone."""
+    steps = [(rows, context, rows * seconds) for rows in (1, 2, 4) for context, seconds in ((10, 1), (20, 1), (30, 9))]
+    costs = PointCosts("", [(1, 10.0, 1.0)], [(rows, float(context), float(s)) for rows, context, s in steps])
+    error = held_out_error(costs)
+    assert error.num_points == 3
+    assert error.max_error == pytest.approx(4.0)
 
 
 def test_few_tokens_that_take_as_long_as_more_do_so_below_the_points_too() -> None:
@@ -154,10 +165,27 @@ def profile_file(tmp_path: Path, **changes: object) -> Path:
 def test_a_profile_file_is_read_back(tmp_path: Path) -> None:
     path = profile_file(tmp_path)
     file = read_profile_file(path)
-    costs = times_of_profile("measured", file, choose_measured(file, path, model="m", devices=1)).costs
+    chosen = choose_measured(file, path, shape=named("m"), devices=1)
+    costs = times_of_profile("measured", file, chosen).costs
     assert costs.prompt_time_s(1, 10) == pytest.approx(0.5)
     with pytest.raises(ConfigError, match="nothing of model=other"):
-        choose_measured(file, path, model="other", devices=1)
+        choose_measured(file, path, shape=named("other"), devices=1)
+
+
+def named(name: str, model_hash: str | None = None) -> ModelShape:
+    return replace(tiny_shape(), name=name, model_hash=model_hash)
+
+
+def test_a_profile_of_other_weights_or_another_dtype_is_refused_with_both(tmp_path: Path) -> None:
+    path = profile_file(tmp_path, model="hub", model_hash="aa", dtype="float16")
+    file = read_profile_file(path)
+    assert choose_measured(file, path, shape=named("hub", "aa"), devices=1)
+    assert choose_measured(file, path, shape=named("hub"), devices=1)
+    with pytest.raises(ConfigError, match="hash aa, and this one has bb") as caught:
+        choose_measured(file, path, shape=named("hub", "bb"), devices=1)
+    assert len(str(caught.value).splitlines()) <= 3
+    with pytest.raises(ConfigError, match="dtype float16, and this one has float32"):
+        choose_measured(file, path, shape=replace(named("hub", "aa"), dtype="float32"), devices=1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dejavu.ids import RequestId
-from dejavu.report.counters import WorkerCounters
+from dejavu.report.counters import SwapTotals, WorkerCounters
 from dejavu.report.metrics import RequestTimes, quantile, summarize, write_metrics
 from dejavu.request import Completion
 
@@ -119,6 +119,16 @@ def test_stages_have_busy_shares_and_transfers_are_summed() -> None:
     assert metrics["transfers"]["streamed"] == {"bytes": 30, "hidden_s": 0.75, "exposed_s": 0.25, "hidden_share": 0.75}
     assert metrics["transfers"]["replicated"]["bytes"] == 7
     assert metrics["kv"] == {"accepted": 7, "duplicate": 0, "stale": 0, "corrupt": 0, "late": 1}
+
+
+def test_of_swap_copies_only_those_are_hidden_that_nobody_made_or_waited_for() -> None:
+    swap = SwapTotals(bytes_in=6, bytes_out=4, busy_s=5.0, own_s=1.0, wait_s=1.5, steps=3, waits=2)
+    metrics = summarize([], {}, {"w0": msgspec.structs.replace(counters("w0"), swap=swap)}, 1.0)
+    assert metrics["transfers"]["swapped"] == {"bytes": 10, "hidden_s": 2.5, "exposed_s": 2.5, "hidden_share": 0.5}
+    assert (metrics["swap"]["own_s"], metrics["stages"][0]["swap"]["waits"]) == (1.0, 2)
+    alone = SwapTotals(busy_s=1.0, own_s=1.0)
+    metrics = summarize([], {}, {"w0": msgspec.structs.replace(counters("w0"), swap=alone)}, 1.0)
+    assert metrics["transfers"]["swapped"]["hidden_s"] == 0
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,43 @@ def test_stream_that_goes_to_a_file_stays_the_files(
     assert "to the file" not in terminal.getvalue()
 
 
+class Failing(io.StringIO):
+    """A stream that cannot be written to for a reason of ``kind``."""
+
+    def __init__(self, kind: type[OSError], *, is_terminal: bool) -> None:
+        super().__init__()
+        self.failure: OSError | None = kind("no space left, or no reader")
+        self._is_terminal = is_terminal
+
+    def write(self, text: str) -> int:
+        if self.failure is not None:
+            raise self.failure
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("kind", [OSError, BrokenPipeError])
+def test_a_stream_that_takes_nothing_costs_lines_and_no_work(
+    clock: VirtualClock, kind: type[OSError], is_terminal: bool
+) -> None:
+    """A full disk behind standard error ended a service, and so did ``| tee`` that died of the same Ctrl-C."""
+    file = Failing(kind, is_terminal=is_terminal)
+    console = Console(file=file, width=80, force_terminal=is_terminal)
+    with RichProgress(console, clock, line_interval_s=5.0) as progress:
+        progress.phase("load w0", 30, 30)
+        for ended in range(3):
+            progress.requests(ended, 100, ended * 10)
+            clock.advance(6.0)
+        progress.note("stopping")
+        file.failure = None
+        progress.note("room again")
+    assert "room again" in file.getvalue()
+    assert "stopping" not in file.getvalue()
+
+
 def test_silent_progress_takes_the_same_calls(capfd: pytest.CaptureFixture[str]) -> None:
     progress: Progress = SilentProgress()
     progress.phase("fetch", 1, 2, "bytes")

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from dejavu.control.holdings import HeldRow
+from dejavu.control.plan import Fenced
 from dejavu.engine import messages as m
 from dejavu.engine.mailbox import ClusterFenced, Event, PeerLost
-from dejavu.ids import Epoch, RowId, WorkerName
+from dejavu.ids import Epoch, IncarnationId, RowId, WorkerName
 
 from harness.epoch_stand import (
     FENCE,
@@ -56,6 +57,41 @@ def test_a_row_goes_on_from_a_copy_and_its_stages_are_told_in_an_order_that_fits
     assert (row.position, row.token, row.num_generated, row.ready_stages, row.known) == (3, 8, 2, 2, ())
     assert admit.steps == {0: 1}
     assert stand.phases == ["began", "prompt", "handoff", "fence", "replace", "restore", "resume"]
+
+
+def test_a_row_survives_a_death_that_came_while_the_declared_state_was_changed() -> None:
+    """The repair used to be taken for the change, and the row's line did not tell of it."""
+    fenced = (Fenced(worker=WorkerName("w1"), incarnation=IncarnationId("i")),)
+    changed, repaired = msgspec.structs.replace(NEXT, revision=2), msgspec.structs.replace(later(PLAN, 3), revision=2)
+    repaired = msgspec.structs.replace(repaired, fenced=fenced)
+    for after, num_survived in ((changed, 0), (repaired, 1)):
+        epoch = after.epoch
+        stand = Stand(
+            PLAN,
+            first_token(7), next_token(8, 1), ClusterFenced(plan=changed), ClusterFenced(plan=after), formed(after),
+            holdings("w0", HeldRow(A, FIRST, 3, False), HeldRow(A, SECOND, 3, True), epoch=epoch),
+            holdings("w1", epoch=epoch), next_token(9, 2, epoch=epoch), next_token(6, 3, epoch=epoch),
+        )  # fmt: skip
+        stand.serve(request())
+        assert (stand.lines["r"].tokens, stand.lines["r"].resumed) == ((7, 8, 9, 6), num_survived)
+
+
+def test_a_lost_link_is_told_until_the_next_epoch() -> None:
+    """A worker that died while the store was away left the service ready: nobody was fenced."""
+    seen: list[tuple[str, ...]] = []
+
+    def look() -> None:
+        seen.append(stand.controller.standing.lost)
+
+    w0_says = received(m.LinkLost(epoch=Epoch(1), peer="w1", reason="reset"))
+    old = PeerLost(peer="w0", reason="closed", epoch=Epoch(0))
+    stand = Stand(
+        PLAN,
+        first_token(7), look, old, look, PeerLost(peer="w1", reason="reset", epoch=Epoch(1)), w0_says, look, *FENCE,
+        holdings("w0"), holdings("w1"), look, first_token(9, epoch=2),
+    )  # fmt: skip
+    stand.serve(request(max_tokens=2))
+    assert seen == [(), (), ("w1",), ()]
 
 
 def test_a_receipt_says_what_was_done_and_when_the_first_token_came() -> None:

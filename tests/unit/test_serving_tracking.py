@@ -96,6 +96,19 @@ def test_a_stop_string_without_a_tokenizer_is_passed_over() -> None:
     assert tracked(None, stop=("a",)).take(0, 0.0) is None
 
 
+def test_a_stop_string_in_what_was_held_back_to_the_end_ends_the_request_too() -> None:
+    class Halves(Letters):
+        """Each token ends in the middle of a character."""
+
+        def decode(self, tokens: Sequence[int]) -> str:
+            return "".join(f"{super(Halves, self).decode([token])}\N{REPLACEMENT CHARACTER}" for token in tokens)
+
+    row = tracked(Halves(), stop=("b",), max_tokens=2)
+    assert row.take(0, 0.0) is None
+    assert row.take(1, 0.0) == "stop"
+    assert row.completion("stop", 0.0).text == "a\N{REPLACEMENT CHARACTER}"
+
+
 def test_an_error_before_the_first_token_has_no_first_token_time() -> None:
     line = tracked().completion("error", 1.0, error="lost")
     assert (line.first_token_s, line.error) == (None, "lost")

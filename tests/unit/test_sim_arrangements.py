@@ -60,6 +60,17 @@ def test_the_guess_is_near_what_is_simulated(one: Arrangement, plan: object) -> 
     assert guess_s == pytest.approx(result.makespan_s, rel=0.1)
 
 
+def test_few_rows_make_the_guess_longer() -> None:
+    one, requests, profile = Arrangement(rows=1, split=(1, 3)), asked([30, 12, 44, 8, 61]), costs(0.4, 0.04)
+
+    guess_s = guessed_s(one, requests, profile, overhead=1.0, handover_s=0.0, in_flight=1)
+
+    plan = sim_plan("disaggregated", split=(1, 3), in_flight=1)
+    result = simulate(Setting(plan=plan, costs=profile), requests)
+    assert guess_s == pytest.approx(result.makespan_s, rel=0.02)
+    assert guess_s > 1.5 * guessed_s(one, requests, profile, overhead=1.0, handover_s=0.0, in_flight=4)
+
+
 def test_a_slow_link_makes_the_guess_longer() -> None:
     one, requests = Arrangement(rows=1, split=(1, 3)), asked([5] * 8, prompt=100)
 

@@ -21,9 +21,16 @@ def killed(worker: str, at_s: float) -> Fault:
 
 
 def run(
-    recovery: RecoveryTier, *faults: Fault, standby: int = 0, replication: int = 1, may_grow: bool = True
+    recovery: RecoveryTier,
+    *faults: Fault,
+    standby: int = 0,
+    replication: int = 1,
+    may_grow: bool = True,
+    copy_steps: int = 1,
 ) -> SimulationResult:
-    plan = sim_plan("colocated", depth=4, replication=replication, recovery=recovery, standby=standby)
+    plan = sim_plan(
+        "colocated", depth=4, replication=replication, recovery=recovery, standby=standby, copy_steps=copy_steps
+    )
     setting = Setting(plan=plan, costs=costs(4.0, 0.04), machinery=MACHINERY, faults=faults, may_grow=may_grow)
     return simulate(setting, asked([101] * 4, prompt=10))
 
@@ -47,6 +54,30 @@ def test_a_death_costs_little_more_than_its_pause_where_replicas_are() -> None:
     assert (repair.failed_s, repair.fenced_s, repair.formed_s) == pytest.approx((9.0, 9.5, 12.5))
     assert repair.pause_s == pytest.approx(3.5, abs=0.1)
     assert result.makespan_s == pytest.approx(without_s + 3.5, abs=0.2)
+
+
+def test_what_has_not_left_with_a_copy_of_several_steps_is_made_again() -> None:
+    more = set()
+    for number in range(8):
+        at_s = 9.0 + number * 0.04
+        (each,) = run("replica", killed("w1", at_s)).repairs
+        (together,) = run("replica", killed("w1", at_s), copy_steps=4).repairs
+        assert together.rows == {"replica": 4}
+        more.add(together.tokens_replayed - each.tokens_replayed)
+    # Of each of the four rows up to three steps.
+    assert min(more) >= 0
+    assert 3 <= max(more) <= 12
+
+
+def test_steps_that_take_long_do_not_wait_for_four_of_them() -> None:
+    plan = sim_plan("colocated", depth=4, replication=1, copy_steps=4)
+    fault = Fault(kind="kill", worker=WorkerName("w1"), trigger=AtStep(microbatch=0, step=11))
+    setting = Setting(plan=plan, costs=costs(4.0, 0.6), machinery=MACHINERY, faults=[fault])
+
+    (repair,) = simulate(setting, asked([20] * 4)).repairs
+
+    # Two steps together take longer than half a second.
+    assert repair.tokens_replayed <= 4 * 2
 
 
 def test_a_standby_takes_the_place_sooner_than_a_new_process() -> None:

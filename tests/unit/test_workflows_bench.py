@@ -65,12 +65,13 @@ def test_pieces_are_counted_where_the_endpoint_gives_no_usage() -> None:
 
 def test_every_failure_has_its_kind_and_harms_no_other_request() -> None:
     with fake_endpoint(FakeEndpoint()) as url:
-        samples = sent(url, ask("429"), ask("cut"), ask("broken"), ask("fails"), ask("fine"))
+        samples = sent(url, ask("429"), ask("cut"), ask("broken"), ask("no text"), ask("fails"), ask("fine"))
     kinds = {name: sample.error for name, sample in samples.items()}
     assert kinds == {
         "429": "http 429",
         "cut": "cut short",
         "broken": "not a chunk",
+        "no text": "not a chunk",
         "fails": "error in the stream",
         "fine": None,
     }

@@ -65,7 +65,8 @@ def test_plan_json_has_the_decision_the_formulas_and_their_inputs(
     found = planned(hydra, tmp_path, "profile.prompt_time_s=5", "cluster.price_per_hour=10")
     assert (found["mode"], found["split"], found["feasible"]) == ("disaggregated", {"prompt": 2, "token": 2}, True)
     assert found["reason"].startswith("disaggregate:")
-    assert found["in_flight"] == 4
+    # Rows are replaced at once, so that one microbatch a token stage is enough.
+    assert (found["in_flight"], found["max_length"]) == (2, 1200)
     formulas, inputs = found["formulas"], found["formulas"]["inputs"]
     assert formulas["I_c"] == pytest.approx(3 * (5 - 0.035) / 4 + 5 + 200 * 0.035)
     assert formulas["I_p"] == pytest.approx(4 * 5 / 2)
@@ -87,6 +88,14 @@ def test_plan_json_has_the_decision_the_formulas_and_their_inputs(
     shown = capsys.readouterr().out
     assert "Disaggregated: prompts on 2 machines, tokens on 2 machines" in shown
     assert "Runners-up" in shown
+
+
+def test_rows_longer_than_any_request_that_would_not_fit_are_warned_of(hydra: Composer, tmp_path: Path) -> None:
+    tight = ("cluster.device_memory_gb=30", "strategy.microbatch.token=8")
+    found = planned(hydra, tmp_path, *tight)
+    assert found["feasible"]
+    assert any("model.max_length=1200" in warning and "2048" in warning for warning in found["warnings"])
+    assert not any("2048" in warning for warning in planned(hydra, tmp_path, "cluster.device_memory_gb=80")["warnings"])
 
 
 def test_not_to_disaggregate_is_an_answer(hydra: Composer, tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import pytest
 from dejavu.config import Config, ProfilingConfig, WorkflowName, validate
 from dejavu.errors import ConfigError, DejavuError
 from dejavu.planning.profile_file import choose_measured, read_profile_file
+from dejavu.planning.shape import shape_of_spec
 from dejavu.planning.times import times_of_profile
 from dejavu.report.progress import SilentProgress
 from dejavu.report.spans import Span
 from dejavu.request import Request
 from dejavu.workflows import profile
+from dejavu.workflows.preparation import prepare_model
 from dejavu.workflows.streaming_case import BatchBar
 
 from harness.cluster_kit import configured
@@ -104,7 +106,9 @@ def test_a_measured_profile_can_be_planned_with(tmp_path: Path, capsys: pytest.C
     )
     profile.run(config, tmp_path)
     file = read_profile_file(tmp_path / "profile.json")
-    chosen = choose_measured(file, tmp_path, model="tiny-llama", devices=1)
+    spec = prepare_model(config.model, SilentProgress())
+    chosen = choose_measured(file, tmp_path, shape=shape_of_spec("tiny-llama", spec), devices=1)
+    assert chosen.model_hash == spec.model_hash
     assert [point[:2] for point in chosen.prompt_points] == [(1, 8), (1, 32), (4, 8), (4, 32)]
     assert [point[:2] for point in chosen.step_points] == [(1, 10), (1, 34), (4, 10), (4, 34)]
     costs = times_of_profile("measured", file, chosen).costs

@@ -5,13 +5,24 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from dejavu.cli.interruption import Interruption
 from dejavu.clock import SystemClock
-from dejavu.report.rate_runs import RequestTimes, highest, rate_point
+from dejavu.config import Config
+from dejavu.errors import ConfigError, DejavuError
+from dejavu.report.progress import SilentProgress
+from dejavu.report.rate_runs import RatePoint, RequestTimes, highest, rate_point
 from dejavu.run import run
+from dejavu.workflows import rates, recovery, streaming, swapping
+from dejavu.workflows.preparation import Prepared, cluster_model
+from dejavu.workflows.rates_case import Case, prepare_cases, served_as_simulated, simulate_case
+from dejavu.workload import load
+from dejavu.workload.arrivals import poisson_times
+
+from harness.cluster_kit import configured
 
 SMALL = (
     "workflow=rates",
@@ -92,6 +103,53 @@ def test_what_cannot_be_compared_over_rates_is_refused_with_its_key(
     without = [text for text in SIMULATED if text.split("=")[0] not in {word.split("=")[0] for word in overrides}]
     assert compared(tmp_path, *without, *overrides) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_live_run_serves_the_simulated_runs_requests_at_the_same_times(tmp_path: Path) -> None:
+    trace = tmp_path / "t.json"
+    trace.write_text("[[20, 8], [20, 5000], [20, 4]]")
+    kept = [text for text in SIMULATED if not text.startswith(("workload", "model="))]
+    own = ("workload=trace", f"workload.path={trace}", "workload.ignore_eos=true", "model=tiny-llama")
+    config = configured(*kept, *own, "model.max_length=64")
+    (case, _) = prepare_cases(config)
+    assert len(case.simulated.refused) == 1
+    model = cluster_model(config, SilentProgress())
+    every = load(config.workload, codec=None, vocab_size=model.vocab_size)
+    prepared = Prepared(plan=case.simulated.setting.plan, codec=None, requests=every)
+
+    served = served_as_simulated(case, prepared, 50.0).requests
+
+    assert [one.id for one in served] == [one.id for one in case.simulated.requests]
+    assert [one.arrival_s for one in served] == poisson_times(2, 50.0, config.workload.seed)
+
+
+@pytest.mark.parametrize("lost", [("colocated",), ("colocated", "disaggregated")])
+def test_points_that_failed_stay_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...]
+) -> None:
+    def simulate_or_fail(case: Case, rate: float) -> RatePoint:
+        if case.name in lost:
+            raise DejavuError("the reason")
+        return simulate_case(case, rate)
+
+    monkeypatch.setattr(rates, "simulate_case", simulate_or_fail)
+
+    assert compared(tmp_path, *SIMULATED) == 1
+
+    facts = json.loads((tmp_path / "rates.json").read_text(encoding="utf-8"))
+    assert len(facts["points"]) == 4 - 2 * len(lost)
+    assert {(one["case"], one["reason"]) for one in facts["failed"]} == {(name, "the reason") for name in lost}
+
+
+@pytest.mark.parametrize(
+    ("workflow", "folder"), [(rates, "cases"), (recovery, "cases"), (swapping, "cases"), (streaming, "clusters")]
+)
+def test_a_folder_with_an_earlier_comparison_is_refused_before_anything_runs(
+    tmp_path: Path, workflow: ModuleType, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    with pytest.raises(ConfigError, match="holds an earlier comparison"):
+        workflow.run(Config(), tmp_path)
 
 
 @pytest.mark.grid

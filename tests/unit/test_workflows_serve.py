@@ -94,6 +94,17 @@ def test_the_counts_of_a_tally_add_up_at_every_moment() -> None:
     assert tally.wait_empty(0.0) == ("d",)
 
 
+def test_the_time_to_the_next_place_is_the_pace_of_ends_and_no_idle_time() -> None:
+    tally = Tally()
+    for number, end_s in enumerate([0.0, 30_000.0, 30_002.0, 30_004.0]):
+        tally.opened(RequestId(f"r{number}"))
+        if number == 1:
+            # From here on somebody is always waiting.
+            tally.opened(RequestId("waiting"))
+        tally.ended(line(f"r{number}", end_s=end_s))
+    assert 1.0 < tally.next_place_s < 2.0
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [

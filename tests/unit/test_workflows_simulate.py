@@ -12,8 +12,15 @@ import pytest
 
 from dejavu.cli.interruption import Interruption
 from dejavu.clock import SystemClock
+from dejavu.report.figure_style import Caption
 from dejavu.report.timeline import read_timeline
 from dejavu.run import run
+from dejavu.workflows import simulate as simulate_workflow
+from dejavu.workflows.simulation_comparison import coming
+from dejavu.workload.arrivals import with_arrivals
+
+from harness.cluster_kit import configured
+from harness.sim_kit import asked
 
 ORIGINALS = json.loads((Path(__file__).parent.parent / "data" / "original_simulators.json").read_text(encoding="utf-8"))
 FOUR_STAGES = ("strategy=colocated", "strategy.stages=4", "strategy.scheduling=microbatch")
@@ -179,6 +186,7 @@ def test_a_stage_that_does_not_fit_its_machine_is_infeasible(
         (["simulate.failures_per_hour=-1"], "simulate.failures_per_hour=-1: must be at least 0"),
         (["fault.stop=[{worker: w0, at_s: 1}]"], "workflow=simulate knows deaths alone"),
         (["fault.kill=[{worker: w0, phase: prompt}]"], "workflow=simulate takes at_s or step"),
+        (["cluster.num_machines=4"], "cluster.num_machines=4: strategy=disaggregated is simulated on 2 machines"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_with_its_key(
@@ -187,6 +195,28 @@ def test_what_cannot_be_simulated_is_refused_with_its_key(
     assert simulated(tmp_path / "out", *SMALL, *overrides) == 2
 
     assert reason in capsys.readouterr().err
+
+
+def test_a_number_of_machines_that_is_the_strategys_is_taken() -> None:
+    machines = ("cluster.num_machines=4", "strategy=colocated", "strategy.stages=2", "simulate.replicas=2")
+    assert configured(*SMALL, *machines).cluster.num_machines == 4
+
+
+def test_the_figure_names_the_times_that_were_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions: list[Caption] = []
+    monkeypatch.setattr(
+        simulate_workflow, "draw_traces", lambda path, panels, caption, until_s: captions.append(caption)
+    )
+
+    assert simulated(tmp_path / "out", *SMALL, "profile=roofline") == 0
+
+    assert [one.source for one in captions] == ["simulated; times given"]
+
+
+def test_a_comparison_says_when_its_requests_come() -> None:
+    requests = asked([3, 4])
+    assert coming(requests) == "all there at the start"
+    assert coming(with_arrivals(requests, [0.0, 2.5])) == "that come within 2.5 s"
 
 
 SMALL_COMPARISON = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ def run(case: str, tokens_per_s: float, *, round_index: int = 0, batch: int = 2,
         unused_bytes=0,
         waits=0,
         wait_s=2.0 * swapped,
+        busy_s=3.0 * swapped,
+        own_s=1.0 * swapped,
     )
 
 
@@ -67,7 +70,8 @@ def test_gains_are_ratios_within_a_round_and_traffic_is_that_of_a_step() -> None
     assert (equal.gains, double.gains) == ((0.9, 0.98), (1.5, 1.9))
     assert double.gain == pytest.approx(1.7)
     assert (double.bytes_a_step, double.wait_share, resident.wait_share) == (3.0, 0.1, 0.0)
-    assert swap_rows([double])[0]["wait_percent"] == pytest.approx(10.0)
+    shown = swap_rows([double])[0]
+    assert (shown["wait_percent"], shown["own_copy_percent"]) == (pytest.approx(10.0), pytest.approx(5.0))
 
 
 def test_every_run_is_a_line_as_soon_as_it_is_over_and_the_figure_is_a_picture(tmp_path: Path) -> None:
@@ -109,9 +113,23 @@ def test_measured_gains_stand_beside_the_rules_and_stop_where_they_fall_to_one(t
     stops = stops_of(points)["tiny-opt", 2]
     assert stops.measured == pytest.approx(250.0)
     assert stops.rule is None
+    assert stops.off_percent is None
+    assert replace(stops, full_rule=200.0).off_percent == pytest.approx(25.0)
     caption = Caption(title="a title", subtitle="below", source="here")
     draw_lengths(tmp_path / "figure.png", points, {("tiny-opt", 2): stops}, caption)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_swapping_that_is_slower_at_every_length_is_said_to_be_so() -> None:
+    runs = [
+        run(case, 100.0 * (gain if case == DOUBLE else 1.0), length=length)
+        for length, gain in {100: 0.9, 200: 0.8}.items()
+        for case in (RESIDENT, DOUBLE)
+    ]
+    stops = stops_of(points_of(summarise_swaps(runs, 2), 20, {"tiny-opt": 0.2e-3}))["tiny-opt", 2]
+    assert (stops.measured, stops.words(stops.measured)) == (100, "at all of these lengths")
+    assert stops.words(stops.rule) == "not even at the longest of these lengths"
+    assert stops.off_percent is None
 
 
 def test_a_token_that_swapping_changed_is_an_error_that_names_case_and_request(fig13: Config) -> None:

@@ -39,6 +39,21 @@ def test_lengths_without_times_are_all_there_at_once(tmp_path: Path) -> None:
     assert lengths(written(tmp_path, "t.csv", text)) == [(0.0, 74, 918), (0.0, 290, 905)]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("2023-11-16 18:17:03.9799600", "2023-11-16 18:17:04.2319600"),
+        ("2024-05-10 00:00:00.979960+00:00", "2024-05-10 00:00:01.231960+00:00"),
+        ("2024-05-10 23:59:59.979960Z", "2024-05-11 00:00:00.231960Z"),
+    ],
+)
+def test_azures_traces_of_each_year_are_read(tmp_path: Path, first: str, second: str) -> None:
+    text = f"TIMESTAMP,ContextTokens,GeneratedTokens\n{first},374,44\n{second},396,109\n"
+    (_, *one), (at_s, *other) = lengths(written(tmp_path, "t.csv", text))
+    assert (one, other) == ([374, 44], [396, 109])
+    assert at_s == pytest.approx(0.252, abs=1e-6)
+
+
 def test_a_list_of_pairs_is_read(tmp_path: Path) -> None:
     assert lengths(written(tmp_path, "t.json", "[[1000, 20], [900, 3]]")) == [(0.0, 1000, 20), (0.0, 900, 3)]
 
