@@ -10,7 +10,7 @@ from dejavu.control.ring import StepRow
 from dejavu.engine.messages import PromptRow
 from dejavu.engine.pool_rows import PoolRows
 from dejavu.kv.pool import KvPool
-from dejavu.kv.slots import SlotRow
+from dejavu.kv.slot_cells import SlotRow
 from dejavu.kv.swap_counters import SwapCounters
 from dejavu.kv.swapper import Swapper
 

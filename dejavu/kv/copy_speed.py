@@ -11,8 +11,9 @@ from dejavu.ids import RowId
 from dejavu.kv.device import copier_for
 from dejavu.kv.layout import KvLayout, LayerRange
 from dejavu.kv.pool import KvPool
+from dejavu.kv.slot_cells import CellSpan, SlotCopy
 from dejavu.kv.slot_copies import SlotCopies
-from dejavu.kv.slots import NUM_SLOTS, CellSpan, SlotCopy
+from dejavu.kv.slots import NUM_SLOTS
 
 _REPEATS = 5
 

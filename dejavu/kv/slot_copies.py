@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dejavu.kv.device import Copier, Mark
 from dejavu.kv.pool import KvPool
-from dejavu.kv.slots import CellSpan, SlotCopy
+from dejavu.kv.slot_cells import CellSpan, SlotCopy
 from dejavu.kv.staging import StagingRing
 
 _BUFFER_BYTES = 8 * 2**20

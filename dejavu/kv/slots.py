@@ -13,52 +13,11 @@ from typing import Literal, TypeAlias
 
 from dejavu.errors import InvalidTransition
 from dejavu.ids import RowId
+from dejavu.kv.slot_cells import CellSpan, SlotCopy, SlotRow
 
 SlotState: TypeAlias = Literal["empty", "coming in", "in", "computing", "going out"]
 NUM_SLOTS = 2
 """The microbatch that is computed, and the one that comes or goes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRow:
-    """A row of a microbatch: cells [0, length) of it exist."""
-
-    row_id: RowId
-    row_index: int
-    """Within the microbatch."""
-    length: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellSpan:
-    """Positions [start, stop) of a row."""
-
-    row_id: RowId
-    row_index: int
-    start: int
-    stop: int
-
-    @property
-    def num_cells(self) -> int:
-        """Positions."""
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotCopy:
-    """Cells of one microbatch on their way between the host store and its slot."""
-
-    number: int
-    """Of this copy, of all that there ever were."""
-    way: Literal["in", "out"]
-    slot: int
-    microbatch: int
-    spans: tuple[CellSpan, ...]
-
-    @property
-    def num_cells(self) -> int:
-        """Positions of all rows."""
-        return sum(span.num_cells for span in self.spans)
 
 
 @dataclass(slots=True)

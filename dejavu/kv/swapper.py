@@ -11,8 +11,9 @@ from dejavu.errors import Fatal
 from dejavu.ids import RowId
 from dejavu.kv.device import Copier, Mark
 from dejavu.kv.pool import KvPool
+from dejavu.kv.slot_cells import SlotCopy, SlotRow
 from dejavu.kv.slot_copies import SlotCopies
-from dejavu.kv.slots import SlotCopy, SlotRow, Slots
+from dejavu.kv.slots import Slots
 from dejavu.kv.swap_counters import SwapCounters, SwapTally
 
 logger = logging.getLogger(__name__)

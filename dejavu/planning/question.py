@@ -83,7 +83,7 @@ class Question:
     """How the cluster replaces rows, which decides how many token microbatches it keeps."""
     swapping: SwappingWish = "auto"
     declared_length: int | None = None
-    """Positions of a row that a cluster has unless it is told those of the plan (``shape.max_length``); None: it is told."""
+    """Positions of a row in a cluster that is not told those of the plan (``shape.max_length``); None: it is told."""
 
     def prompt_rows_of(self, rows: int) -> int:
         """Rows of a prompt microbatch, beside token microbatches of ``rows``."""

@@ -56,7 +56,7 @@ class Answer:
     formulas: Formulas
     swap: SwapRule | None
     runners_up: tuple[Candidate, ...]
-    """The next best that can be done, best first."""
+    """The next best that can be done with as many machines, best first."""
     refused: tuple[Candidate, ...]
     """Those that would be as fast as the chosen one or faster, but cannot be done, fastest first."""
 
@@ -78,11 +78,17 @@ def plan(question: Question) -> Answer:
         reason=_infeasible(question, ranked) if chosen is None else _reason(question, chosen, ranked, formulas),
         formulas=formulas,
         swap=swapping_rule(question),
-        runners_up=tuple(possible[1 : 1 + MOST_RUNNERS_UP]),
+        runners_up=_runners_up(possible),
         refused=tuple(
             one for one in ranked if one.objection is not None and (chosen is None or one.row_s <= chosen.row_s)
         )[:MOST_RUNNERS_UP],
     )
+
+
+def _runners_up(possible: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Of what can be done: with fewer machines it is nobody's question."""
+    most = possible[0].num_machines if possible else 0
+    return tuple(one for one in possible[1:] if one.num_machines >= most)[:MOST_RUNNERS_UP]
 
 
 def _order(candidate: Candidate) -> tuple[float, bool, bool, int, int, int]:

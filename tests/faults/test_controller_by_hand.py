@@ -114,11 +114,13 @@ def test_a_controller_that_is_killed_and_started_again_at_once_takes_new_workers
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with own_store(tmp_path) as store, supervised(store, tmp_path) as workers:
-        with launched(tmp_path / "one", store, *WORDS, "workload.num_requests=200", "workload.rate=4") as first:
+        # The second controller is up before the first one's lease is over, and leads as soon as it is.
+        words = (*WORDS, "cluster.lease_ttl_s=12")
+        with launched(tmp_path / "one", store, *words, "workload.num_requests=200", "workload.rate=4") as first:
             eventually(lambda: first.num_completed() >= 3, "requests end")
             first.send(signal.SIGKILL)
             first.end()
-        with launched(tmp_path / "two", store, *WORDS, "workload.num_requests=5") as second:
+        with launched(tmp_path / "two", store, *words, "workload.num_requests=5") as second:
             check_well(second, 5)
         eventually(lambda: all(len(one.statuses) >= 2 for one in workers), "both workers have ended twice")
         assert {status for one in workers for status in one.statuses[:2]} == {0}

@@ -11,8 +11,9 @@ import torch
 
 from dejavu.kv.device import Copier, Mark
 from dejavu.kv.pool import KvPool
+from dejavu.kv.slot_cells import SlotCopy
 from dejavu.kv.slot_copies import SlotCopies
-from dejavu.kv.slots import NUM_SLOTS, SlotCopy
+from dejavu.kv.slots import NUM_SLOTS
 
 POISON = 1e4
 """Large enough to change any token, and finite, because cells behind a row's last are multiplied with 0."""

@@ -13,8 +13,8 @@ from dejavu.ids import RowId
 from dejavu.kv.device import CpuCopier, Mark
 from dejavu.kv.layout import KvLayout, LayerRange
 from dejavu.kv.pool import KvPool
+from dejavu.kv.slot_cells import SlotCopy, SlotRow
 from dejavu.kv.slot_copies import SlotCopies
-from dejavu.kv.slots import SlotCopy, SlotRow
 from dejavu.kv.swapper import Swapper
 
 LAYOUT = KvLayout(model_hash="m", num_layers=5, num_kv_heads=2, head_dim=3, dtype="float32", max_length=12)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dejavu.ids import RowId
-from dejavu.kv.slots import NUM_SLOTS, SlotCopy, SlotRow, Slots
+from dejavu.kv.slot_cells import SlotCopy, SlotRow
+from dejavu.kv.slots import NUM_SLOTS, Slots
 
 MICROBATCHES = 4
 ROWS = 3

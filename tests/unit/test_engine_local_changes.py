@@ -127,11 +127,12 @@ def test_a_standby_that_was_asked_for_takes_a_dead_workers_place_also_with_more_
         assert cluster.plan.standby == ()
 
 
-def test_a_worker_that_dies_while_rows_move_costs_no_token(llama: Oracle) -> None:
+@pytest.mark.parametrize("phase", ["replace", "restore"])
+def test_a_worker_that_dies_while_rows_move_costs_no_token_and_is_told_of(llama: Oracle, phase: str) -> None:
     requests = requests_of(7)
     with local_cluster(colocated(replication=1), llama.spec) as cluster:
         cluster.at_step(0, 4, lambda: cluster.change(in_flight=3, microbatch_token=1))
-        cluster.at_phase("restore", lambda: cluster.fail("w1"))
+        cluster.at_phase(phase, lambda: cluster.fail("w1"))
         lines = cluster.serve(requests)
         assert tokens_of(lines) == llama.all_tokens(requests)
         # Those that had a row by then.

@@ -15,7 +15,7 @@ from dejavu.ids import RequestId
 from dejavu.kv import swapper
 from dejavu.kv.device import CpuCopier
 from dejavu.kv.pool import KvPool
-from dejavu.kv.slots import SlotCopy
+from dejavu.kv.slot_cells import SlotCopy
 from dejavu.models.spec import describe
 from dejavu.request import Completion, Request
 

@@ -13,8 +13,8 @@ from dejavu.engine.step_memory import Swapped
 from dejavu.ids import RowId
 from dejavu.kv import swapper
 from dejavu.kv.device import Mark
+from dejavu.kv.slot_cells import SlotCopy
 from dejavu.kv.slot_copies import SlotCopies
-from dejavu.kv.slots import SlotCopy
 
 from harness.swap_kit import MICROBATCHES, ROWS, Background, swappers
 

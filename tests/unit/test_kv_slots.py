@@ -6,7 +6,8 @@ import pytest
 
 from dejavu.errors import InvalidTransition
 from dejavu.ids import RowId
-from dejavu.kv.slots import SlotCopy, SlotRow, Slots
+from dejavu.kv.slot_cells import SlotCopy, SlotRow
+from dejavu.kv.slots import Slots
 
 
 def row(number: int, length: int, row_index: int = 0) -> SlotRow:

@@ -14,8 +14,8 @@ from dejavu.ids import RowId
 from dejavu.kv import slot_copies, swapper
 from dejavu.kv.copy_speed import measured_copy_bytes_per_s
 from dejavu.kv.device import Mark, copier_for
+from dejavu.kv.slot_cells import CellSpan, SlotCopy
 from dejavu.kv.slot_copies import SlotCopies
-from dejavu.kv.slots import CellSpan, SlotCopy
 from dejavu.kv.staging import StagingRing
 from dejavu.kv.swapper import EmulatedBus, Swapper, SwapSpan
 

@@ -13,8 +13,9 @@ from dejavu.errors import Fatal
 from dejavu.ids import RowId
 from dejavu.kv import swapper
 from dejavu.kv.device import CpuCopier, Mark
+from dejavu.kv.slot_cells import SlotCopy
 from dejavu.kv.slot_copies import SlotCopies
-from dejavu.kv.slots import SlotCopy
+from dejavu.kv.slots import Slots
 from dejavu.kv.swapper import Swapper, SwapSpan
 
 from harness.swap_kit import CELL_BYTES, Background, Held, row, swappers
@@ -109,6 +110,16 @@ def test_what_was_brought_in_and_not_read_when_it_ends_is_counted_as_unused(swap
     assert swapping.close() == []
     counters = swapping.counters
     assert (counters.bytes_in, counters.unused_bytes) == (11 * CELL_BYTES, 4 * CELL_BYTES)
+
+
+def test_a_row_that_ended_while_it_came_in_came_for_nothing() -> None:
+    slots = Slots()
+    slots.expect(0, [row(1, 4)])
+    copy = slots.next_copy()
+    assert copy is not None
+    slots.forget(0, [0])
+    slots.done(copy)
+    assert slots.unused_cells == 4
 
 
 @pytest.mark.parametrize("copier", [CpuCopier(), Background()])

@@ -33,7 +33,7 @@ FAST_BUS, SLOW_BUS = "cluster.pcie_gbps=100", "cluster.pcie_gbps=1e-6"
 REHEARSED = (
     "model=opt-66b", "model.compute=modelled", "profile=roofline-a100", "strategy=colocated", "strategy.stages=4",
     "strategy.in_flight=8", "strategy.microbatch.token=8", "strategy.swapping=auto", "cluster.device_memory_gb=80",
-    "cluster.pcie_gbps=200", "workload=synthetic", "workload.num_requests=2",
+    "cluster.pcie_gbps=50", "workload=synthetic", "workload.num_requests=2",
 )  # fmt: skip
 
 
@@ -109,6 +109,6 @@ def test_a_rehearsal_is_decided_by_the_kv_of_the_model_itself_and_not_by_its_sma
         prepare(configured(*REHEARSED, f"model.kv_scale={scale}"), SilentProgress()).plan for scale in (1, 0.02)
     )
     assert whole.swapping
-    assert "2Nt is" in whole.swapping_reason
+    assert "the rule says that it does not pay" in whole.swapping_reason
     assert smaller.model.layout.position_bytes < whole.model.layout.position_bytes / 20
     assert smaller.swapping_reason == whole.swapping_reason
