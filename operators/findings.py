@@ -22,7 +22,7 @@ def failures_of(
     plan, dead = state.newest, {finding.failure.worker for finding in state.findings if finding.is_dead}
     found = detection.failures(
         [name for name in (*plan.workers, *plan.standby) if name not in dead],
-        # While the cluster starts, a worker may have been started twice by hand; nothing is lost by that.
+        # While the cluster starts, a worker may be ended by hand and started again; nothing is lost by that.
         before if state.has_served else Attendance(),
         state.attendance,
         observed,
