@@ -72,10 +72,9 @@ def check_planning(config: Config) -> None:
 
 
 def _check_auto(config: Config) -> None:
-    if config.workflow.name not in (WorkflowName.generate, WorkflowName.plan):
-        raise ConfigError(
-            f"strategy=auto is for workflow=generate and workflow=plan, and the choice is {config.workflow.name.value}"
-        )
+    planning = (WorkflowName.generate, WorkflowName.serve, WorkflowName.plan)
+    if config.workflow.name not in planning:
+        raise ConfigError(f"strategy=auto is for {_listed(planning)}, and the choice is {config.workflow.name.value}")
     if config.cluster.num_machines is None and config.cluster.num_workers is None:
         raise ConfigError("strategy=auto needs cluster.num_machines=NUMBER, the workers that it may use")
     if config.fault != FaultConfig():

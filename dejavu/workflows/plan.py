@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dejavu.clock import SystemClock
-from dejavu.config import Config, Scheduling, StrategyMode
+from dejavu.config import Config, Scheduling, StrategyMode, WorkflowName
 from dejavu.config.strategy import Swapping
 from dejavu.errors import InfeasibleError
 from dejavu.models.source import has_tokenizer
@@ -65,6 +65,9 @@ def question_of(config: Config, shape: ModelShape, lengths: Lengths) -> Question
     rows, is_auto = strategy.microbatch.token, strategy.mode is StrategyMode.auto
     found = times(config, shape, rows)
     longest = max(LEAST_LENGTH, lengths.max_prompt_tokens + lengths.max_new_tokens)
+    if config.workflow.name is WorkflowName.serve:
+        # The workload is an example of what will come: longer requests are served, too.
+        longest = shape.max_length
     return Question(
         machines=_with_measured_bus(machines(config), found),
         # What is declared is often the model's own limit, whatever the workload: a plan says what is enough.
