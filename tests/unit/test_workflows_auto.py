@@ -100,7 +100,9 @@ def test_rows_have_room_for_the_longest_request_and_no_more(tmp_path: Path) -> N
     assert answer is not None
     assert document(answer)["max_length"] == 18
     service, _ = decided(configured("workflow=serve", *AUTO, *BALANCED), tmp_path, SilentProgress())
-    assert service.model.max_length == configured(*AUTO).model.max_length, "clients may ask for more than the example"
+    assert service.model.max_length == configured(*AUTO, *BALANCED).model.max_length, (
+        "clients may ask for more than the example"
+    )
     short, _ = decided(configured(*AUTO, *BALANCED, "model.max_length=12"), tmp_path, SilentProgress())
     assert short.model.max_length == 12
 
@@ -156,7 +158,7 @@ def test_what_fits_nowhere_is_infeasible_with_its_plan(tmp_path: Path) -> None:
         ("strategy.stream_to=memory", "strategy.stream_to"),
         ("fault.kill=[{worker: w0, step: 1}]", "fault"),
         ("profile=measured", "profile"),
-        ("workflow=profile", "workflow=generate and workflow=plan"),
+        ("workflow=profile", "workflow=generate and workflow=serve and workflow=plan"),
     ],
 )
 def test_what_the_planner_is_to_choose_cannot_be_declared_beside_it(override: str, words: str) -> None:
