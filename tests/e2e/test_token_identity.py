@@ -23,10 +23,10 @@ def colocated(stages: int) -> list[str]:
     return ["strategy=colocated", f"strategy.stages={stages}"]
 
 
-# Rotary and ALiBi positions, 2 and 3 token stages, two head layouts and both schedulings occur. The grid below has all
+# Rotary and ALiBi positions, two head layouts and both schedulings occur. The grid below has all
 # combinations; tests/unit/test_engine_local_cluster.py more, in one process.
 COVERING = [
-    ("bloom", 5, "4/4", split(1, 3), "microbatch"),
+    ("bloom", 5, "4/4", split(1, 2), "microbatch"),
     ("qwen3", 7, "4/1", split(1, 2), "row"),
 ]
 

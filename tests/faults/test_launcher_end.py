@@ -47,7 +47,7 @@ def reach(run: Launched, moment: str) -> None:
     ("signum", "moment"),
     [
         pytest.param(signal.SIGINT, "load", marks=pytest.mark.grid),
-        (signal.SIGINT, "work"),
+        pytest.param(signal.SIGINT, "work", marks=pytest.mark.grid),
         pytest.param(signal.SIGINT, "idle", marks=pytest.mark.grid),
         pytest.param(signal.SIGTERM, "work", marks=pytest.mark.grid),
         pytest.param(signal.SIGKILL, "load", marks=pytest.mark.grid),
