@@ -28,13 +28,13 @@ from dejavu.engine.gaps import in_the_gaps
 from dejavu.engine.injected import InjectedFaults
 from dejavu.engine.leader import LeaderWatch
 from dejavu.engine.lines import read_line
-from dejavu.engine.linking import STOPPED_EARLY, ControllerGone, Linking, Superseded
+from dejavu.engine.linking import ControllerGone, DeclaredDead, Linking, StoppedEarly, Superseded
 from dejavu.engine.mailbox import Mailbox, PeerLost, Wake
 from dejavu.engine.peers import Peers
 from dejavu.engine.registration import Registration
 from dejavu.engine.worker_arguments import await_spec, owned_spec
 from dejavu.engine.worker_spec import WorkerSpec
-from dejavu.errors import ConfigError, DejavuError, Fatal
+from dejavu.errors import ConfigError, DejavuError
 from dejavu.ids import FIRST_EPOCH, Epoch, IncarnationId
 from dejavu.report.logs import WorkerLog
 from dejavu.store.keys import Keys
@@ -57,10 +57,6 @@ class _Role:
 
     plan: Plan | None
     place: Place | None
-
-
-class DeclaredDead(Fatal):
-    """Others went on without this incarnation."""
 
 
 class WorkerProcess:
@@ -101,6 +97,9 @@ class WorkerProcess:
         except DeclaredDead:
             # Its name is another's now: nothing may be said under it.
             raise
+        except StoppedEarly as error:
+            # No problem of anybody's, least of all of a controller that has come since.
+            logger.info("%s", error)
         except DejavuError as error:
             if isinstance(error, ControllerGone) and self._follows_leader and self._view.controller() is None:
                 logger.info("%s, and nobody leads the cluster: ending", error)
@@ -223,12 +222,13 @@ class WorkerProcess:
     def _find_role(self) -> _Role | None:
         """The newest plan that this worker has not served in, and its place there; None while there is no role."""
         if self._is_stopping:
-            raise Fatal(STOPPED_EARLY)
+            raise StoppedEarly
         plan = self._view.plan()
         if plan is None or (self._served_epoch is not None and plan.epoch <= self._served_epoch):
             return None
         if any(one.incarnation == self._incarnation for one in plan.fenced):
             raise DeclaredDead(f"this incarnation was declared dead before epoch {plan.epoch}: another has its place")
+        self._follow()
         place = plan.place_of(self._spec.name)
         return _Role(plan, place) if place is not None or self._spec.name in plan.standby else None
 
@@ -242,10 +242,13 @@ class WorkerProcess:
     def _send_failed(self, peer: str, reason: str, epoch: Epoch) -> None:
         self._mailbox.post(PeerLost(peer=peer, reason=reason, epoch=epoch))
 
-    def _register(self, state: MemberState, place: Place | None = None, *, problem: str | None = None) -> None:
+    def _follow(self) -> None:
+        """Whoever leads when the first plan is taken is this worker's controller, for good."""
         if self._leader is None and (leader := self._view.controller()) is not None:
-            # For good: whoever serves one controller does not go over to the next.
             self._leader = leader.incarnation
+
+    def _register(self, state: MemberState, place: Place | None = None, *, problem: str | None = None) -> None:
+        self._follow()
         epoch = None if self._plan is None else self._plan.epoch
         member = self._registration.member(state, place=place, epoch=epoch, leader=self._leader, problem=problem)
         self._keeper.update(self._keys.worker(self._spec.name), encode_json(member))

@@ -230,11 +230,12 @@ def _start(state: RepairState, observed: Observed, now: Moment, rules: Rules) ->
 
 
 def _await(state: RepairState, names: Sequence[WorkerName]) -> Step:
-    """Whoever starts workers is told once an epoch which are missed."""
+    """Whoever starts workers is told once an epoch which are missed; of one that has come and gone, again."""
     epoch = state.plan.epoch
-    news = [name for name in names if state.awaited.get(name) != epoch]
+    told = {name: one for name, one in state.awaited.items() if name not in state.attendance.seen}
+    news = [name for name in names if told.get(name) != epoch]
     said = tuple(Say(text=f"worker {name} is to be started elsewhere") for name in news)
-    return replace(state, awaited={**state.awaited, **dict.fromkeys(news, epoch)}), said
+    return replace(state, awaited={**told, **dict.fromkeys(news, epoch)}), said
 
 
 def _kill(names: Sequence[WorkerName], observed: Observed) -> tuple[Action, ...]:

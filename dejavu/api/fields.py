@@ -45,6 +45,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _MOST_NAME = 64
 """Of a name's characters, to look for the nearest one: a client may send megabytes of them."""
 _MOST_MESSAGE = 200
+_MOST_ENTRIES = 10_000
+"""Of a list whose entries are looked through, which takes others' time: longer ones are refused by their length."""
 _NESTED: Mapping[str, int] = {"messages": 4, "stream_options": 1}
 """Fields with others in them, and how deep: a list of messages, whose content is a list of parts."""
 
@@ -73,7 +75,7 @@ def _without_nulls(value: Any, depth: int) -> Any:
     match value:
         case dict() if depth:
             return {name: _without_nulls(one, depth - 1) for name, one in value.items() if one is not None}
-        case list() if depth:
+        case list() if depth and len(value) <= _MOST_ENTRIES:
             return [_without_nulls(one, depth - 1) for one in value]
         case _:
             return value

@@ -62,8 +62,11 @@ def completion_logprobs(pieces: Sequence[Piece], codec: TextCodec | None) -> Com
             offsets.append(piece.start)
             values.append(piece.logprobs.chosen)
             tokens.append(_text(codec, piece.token))
-            # Likeliest first: of several tokens with the same text that one is told.
-            tops.append({_text(codec, token): logprob for token, logprob in reversed(piece.logprobs.top)})
+            likeliest: dict[str, float] = {}
+            for token, logprob in piece.logprobs.top:
+                # Likeliest first: of several tokens with the same text that one is told.
+                likeliest.setdefault(_text(codec, token), logprob)
+            tops.append(likeliest)
     return CompletionLogprobs(text_offset=offsets, token_logprobs=values, tokens=tokens, top_logprobs=tops)
 
 

@@ -8,9 +8,7 @@ import sys
 from types import FrameType
 
 from dejavu.clock import Clock
-
-GRACE_S = 15.0
-"""A signal that comes later than this after the first is taken as impatience and interrupts again."""
+from dejavu.workflows.impatience import GRACE_S
 
 
 class Interruption:

@@ -56,6 +56,6 @@ class ClusterConfig:
     """Between two machines, in Gbit/s; None: unknown, and a plan takes it for fast enough."""
     pcie_gbps: float | None = None
     """Between the host and the devices of a machine, in Gbit/s; None: what the measured profile says, if it does;
-    where it is unknown, no plan swaps."""
+    where it is unknown, the planner does not swap of its own accord."""
     price_per_hour: float | None = None
     """Of one machine; None: unknown."""

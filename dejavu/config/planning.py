@@ -62,6 +62,9 @@ class ProfilingConfig:
     """After each microbatch's prompts."""
     repeats: int = 3
     """Rounds; of a point, the median counts."""
+    neighbours: int = 0
+    """Workers that compute beside the measured one all the while: of a cluster with n workers on this machine, n - 1.
+    They share its memory's bandwidth and caches, and a step takes longer."""
 
 
 @dataclass(kw_only=True)

@@ -32,6 +32,7 @@ _NEEDED = {
     ProfileKind.roofline: {"hardware": "NAME", "tflops": "NUMBER", "memory_gb_per_s": "NUMBER"},
 }
 _MOST = 10**9
+_MOST_NEIGHBOURS = 64
 _LEAST = 1e-9
 """Bounds beyond any machine: what is outside is a slip, and products and quotients of what is inside stay finite."""
 
@@ -141,6 +142,7 @@ def _check_profiling(config: Config) -> None:
         _between(f"profiling.{key}", min(values), 1, _MOST)
     _between("profiling.steps", profiling.steps, 1, _MOST)
     _between("profiling.repeats", profiling.repeats, 1, _MOST)
+    _between("profiling.neighbours", profiling.neighbours, 0, _MOST_NEIGHBOURS)
     length, most = max(profiling.prompt_tokens) + profiling.steps + 1, config.model.max_length
     if most is not None and length > most:
         raise ConfigError(f"model.max_length={most}: the longest prompt and its steps are {length} positions")

@@ -19,6 +19,8 @@ Scheduling = Literal["row", "microbatch"]
 RecoveryTier = Literal["replica", "recompute", "restart"]
 """Where a row's KV comes from after a failure: from a copy; from its prompt and the tokens so far, as one prompt; or
 from its prompt alone, token by token again (what serving without recovery does)."""
+LONGEST_COPY_RUN_S = 0.5
+"""Steps leave in one copy while it takes no longer than this: what has not left is made again after a failure."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +106,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     replication: int = 0
     """So many successors of each stage that keeps rows hold a copy of them."""
     copy_steps: int = 1
-    """So many steps of a microbatch leave a stage in one copy at most."""
+    """So many steps of a microbatch leave a stage in one copy at most, and none waits for longer than
+    ``LONGEST_COPY_RUN_S``."""
     swapping: bool = False
     """Whether the stages that keep rows keep them in host memory, and two microbatches at a time on their device."""
     swapping_reason: str = ""

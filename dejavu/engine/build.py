@@ -210,11 +210,11 @@ def _make_pool(plan: Plan, place: Place, kept: Kept, before: Place | None) -> No
     # One that got no rows before the next failure is no source; the one before it still is.
     if held is not None and before is not None and held.rows.num_positions:
         kept.former.insert(0, held)
-    kept.held = None
+    held = kept.held = None
     if _keeps_rows(place):
         memory = kept.spare
         if memory is None or memory.numel() < KvPool.pool_bytes(plan.model.layout, layers, num_rows):
-            memory = _room(plan, len(layers), num_rows, is_awaited=plan.epoch > FIRST_EPOCH)
+            memory = _room_beside(plan, len(layers), num_rows, kept)
         pool = KvPool(plan.model.layout, layers, num_rows, plan.rows_device, memory=memory)
         kept.spare = None
         kept.held = HeldPool(pool=pool, rows=PoolRows(place.pipeline.microbatch_rows))
@@ -228,6 +228,21 @@ def _make_slots(plan: Plan, place: Place, kept: Kept) -> None:
         kept.slots = None
         kept.slots = KvPool(plan.model.layout, layers, num_rows, plan.device)
         logger.info("swapping: two slots of %.1f MiB on %s", kept.slots.nbytes / 2 / 2**20, plan.device)
+
+
+def _room_beside(plan: Plan, num_layers: int, num_rows: int, kept: Kept) -> Tensor:
+    """Memory for a pool, beside those of former epochs; on a device too small for all, in their place."""
+    is_awaited = plan.epoch > FIRST_EPOCH
+    try:
+        return _room(plan, num_layers, num_rows, is_awaited=is_awaited)
+    except torch.OutOfMemoryError:
+        if not kept.former:
+            raise
+        logger.warning(
+            "%s has no room for the new pool beside the former one: its rows are computed again", plan.device
+        )
+        kept.former.clear()
+    return _room(plan, num_layers, num_rows, is_awaited=is_awaited)
 
 
 def _room(plan: Plan, num_layers: int, num_rows: int, *, is_awaited: bool = False) -> Tensor:

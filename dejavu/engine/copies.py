@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from dejavu.clock import Clock, SystemClock
+from dejavu.control.plan import LONGEST_COPY_RUN_S
 from dejavu.control.ring import StepRow
 from dejavu.engine.messages import KvPart, PromptRow
 from dejavu.engine.pool_rows import PoolRows
@@ -26,10 +27,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_UNDER_WAY = 64
 """Copies of one row that may not have left yet: more than queue and staging buffers hold."""
-
-
-_LONGEST_RUN_S = 0.5
-"""Steps leave together while it takes no longer than this: what has not left is made again after a failure."""
 
 
 class _Run:
@@ -112,7 +109,7 @@ class Copies:
             run = self._runs[microbatch] = _Run(rows, self._clock.monotonic())
         run.step, run.rows = step, rows
         run.num_steps += 1
-        if run.num_steps >= self._copy_steps or self._clock.monotonic() - run.since_s >= _LONGEST_RUN_S:
+        if run.num_steps >= self._copy_steps or self._clock.monotonic() - run.since_s >= LONGEST_COPY_RUN_S:
             self._send(microbatch)
 
     def flush(self) -> None:

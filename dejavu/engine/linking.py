@@ -16,9 +16,19 @@ from dejavu.transport.base import TransportError
 
 logger = logging.getLogger(__name__)
 
-STOPPED_EARLY = "asked to stop before serving"
 _CONNECT_TIMEOUT_S = 5.0
 """Of one try: a peer may die or freeze while it is connected to, and a newer plan must be seen soon."""
+
+
+class StoppedEarly(Fatal):
+    """Asked to stop before serving: nothing is wrong with the worker."""
+
+    def __init__(self) -> None:
+        super().__init__("asked to stop before serving")
+
+
+class DeclaredDead(Fatal):
+    """Others went on without this incarnation."""
 
 
 class ControllerGone(Fatal):
@@ -104,6 +114,6 @@ class Linking:
 
     def _check(self) -> None:
         if self._is_stopping():
-            raise Fatal(STOPPED_EARLY)
+            raise StoppedEarly
         if self._view.is_superseded(self._plan):
             raise Superseded

@@ -63,8 +63,9 @@ def warnings(answer: Answer) -> tuple[str, ...]:
             f"it fits with model.max_length={question.shape.max_length}, the longest request, and not with the "
             f"{question.declared_length} positions that a row has as declared"
         )
-    if chosen.swapping:
-        found.append("a cluster swaps only with strategy.swapping=on")
+    if chosen.swapping and question.declared_length is not None:
+        # With strategy=auto the run does as it is planned.
+        found.append("a cluster swaps only with strategy.swapping=on, or auto where its rows do not fit otherwise")
     if chosen.mode == "disaggregated" and question.lengths.mean_new_tokens == 0:
         found.append("no token is asked for: the token machines would only receive KV")
     costs, context = question.times.costs, question.mean_context

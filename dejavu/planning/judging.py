@@ -41,7 +41,11 @@ def _needless(question: Question, one: Candidate) -> str | None:
     """Why swapping would give nothing."""
     if one.in_flight <= SWAPPED_MICROBATCHES:
         return f"two microbatches always lie on the device, and {one.in_flight} would be in flight"
-    resident = replace(one, swapping=False)
-    if memory_objection(question, resident) is None:
+    if fits_resident(question, one):
         return f"the KV of all microbatches of {one.rows} rows fits without swapping"
     return None
+
+
+def fits_resident(question: Question, one: Candidate) -> bool:
+    """Whether the candidate's rows would fit where none of them is swapped."""
+    return memory_objection(question, replace(one, swapping=False)) is None

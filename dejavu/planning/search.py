@@ -18,7 +18,7 @@ from dejavu.planning.arithmetic import (
     token_pipeline_s,
 )
 from dejavu.planning.candidates import Candidate, candidates, smaller_candidates, swapping_rule
-from dejavu.planning.judging import judged
+from dejavu.planning.judging import fits_resident, judged
 from dejavu.planning.question import Question
 from dejavu.planning.swapping import SwapRule
 
@@ -65,9 +65,12 @@ def plan(question: Question) -> Answer:
     """The fastest candidate that can be done; of equally fast ones the simplest. Never raises on valid input."""
     every = sorted(candidates(question), key=_order)
     ranked = judged(question, every, enough=1 + MOST_RUNNERS_UP)
-    if ranked[0].objection is not None:
+    needless = _swapped_for_nothing(question, ranked, every)
+    fastest = next((one for one in ranked if not (one.swapping and one.rows in needless)), ranked[0])
+    if fastest.objection is not None:
         # No smaller one is as fast as the fastest of all machines; it is only where that one cannot be done.
-        every = sorted([*every, *smaller_candidates(question)], key=_order)
+        smaller = [one for one in smaller_candidates(question) if not (one.swapping and one.rows in needless)]
+        every = sorted([*every, *smaller], key=_order)
         ranked = judged(question, every, enough=1 + MOST_RUNNERS_UP)
     possible = [one for one in ranked if one.objection is None]
     chosen = possible[0] if possible else None
@@ -82,6 +85,19 @@ def plan(question: Question) -> Answer:
         refused=tuple(
             one for one in ranked if one.objection is not None and (chosen is None or one.row_s <= chosen.row_s)
         )[:MOST_RUNNERS_UP],
+    )
+
+
+def _swapped_for_nothing(question: Question, ranked: Sequence[Candidate], every: Sequence[Candidate]) -> frozenset[int]:
+    """Sizes of microbatches that some way to use all machines holds without swapping: fewer machines need not swap
+    them either. Not looked into where the fastest way can be done anyway."""
+    if question.swapping != "auto" or ranked[0].objection is None:
+        return frozenset()
+    sizes = {one.rows for one in every if one.swapping}
+    return frozenset(
+        rows
+        for rows in sizes
+        if any(one.rows == rows and one.swapping and fits_resident(question, one) for one in every)
     )
 
 
@@ -155,15 +171,21 @@ def _reason(question: Question, chosen: Candidate, ranked: Sequence[Candidate], 
     mine = f"{_seconds(chosen.row_s)} a request ({chosen.label})"
     if chosen.mode == "disaggregated":
         if rival is None:
-            return f"disaggregate: {mine}; one pipeline of all machines cannot be done: {others[0].objection}"
+            return f"disaggregate: {mine}; one pipeline of all machines cannot be done: {_plainest(others).objection}"
         return f"disaggregate: {mine}, colocated {_seconds(rival.row_s)}: {_times(rival, chosen)}{_rule(formulas)}"
     if not others:
         return f"do not disaggregate: a split needs at least 2 machines, and there are {question.machines.count}"
     if rival is None:
-        return f"do not disaggregate: no split can be done: {others[0].label}: {others[0].objection}"
+        first = _plainest(others)
+        return f"do not disaggregate: no split can be done: {first.label}: {first.objection}"
     if chosen.row_s == 0:
         return "do not disaggregate: nothing takes any time (profile.prompt_time_s and profile.token_time_s are 0)"
     return f"do not disaggregate: {mine}, the best split ({rival.label}) {_seconds(rival.row_s)}{_rule(formulas)}"
+
+
+def _plainest(refused: Sequence[Candidate]) -> Candidate:
+    """The fastest that does not swap: what stands against swapping is not why a mode cannot be done."""
+    return next((one for one in refused if not one.swapping), refused[0])
 
 
 def _times(slower: Candidate, faster: Candidate) -> str:

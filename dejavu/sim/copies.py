@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dejavu.control.holdings import HeldRow
-from dejavu.control.plan import Plan
+from dejavu.control.plan import LONGEST_COPY_RUN_S, Plan
 from dejavu.control.ring import StepRow
 from dejavu.ids import RowId, WorkerName
 from dejavu.sim.engine import Action, EventEngine
 from dejavu.sim.links import Links
 from dejavu.sim.rows import RequestState
-
-_LONGEST_RUN_S = 0.5
-"""Steps leave together while it takes no longer than this, as in a worker (``dejavu.engine.copies``)."""
 
 
 @dataclass(slots=True)
@@ -55,7 +52,7 @@ class Progress:
             run = runs[microbatch] = _Run(row_ids, self._clock.now_s)
         run.step = step
         run.num_steps += 1
-        if run.num_steps >= self._copy_steps or self._clock.now_s - run.since_s >= _LONGEST_RUN_S:
+        if run.num_steps >= self._copy_steps or self._clock.now_s - run.since_s >= LONGEST_COPY_RUN_S:
             self._send_run(stage_index, microbatch)
 
     def copy_prompt(self, stage_index: int, state: RequestState) -> None:

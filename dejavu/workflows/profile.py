@@ -1,7 +1,7 @@
 """``workflow=profile``: how long prompts and steps of a model take on one worker, kept for planner and simulator.
 
 One worker has the whole model. It serves microbatches of every size one at a time, each alone, and its own spans say
-how long it computed.
+how long it computed. Others may compute beside it meanwhile, as the stages of a cluster on one machine do.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from dejavu.request import Request
 from dejavu.workflows.cluster import running_cluster
 from dejavu.workflows.plan_report import held_out_line
 from dejavu.workflows.preparation import declared, prepare_model
+from dejavu.workflows.profile_neighbours import neighbours
 from dejavu.workflows.streaming_batch import Bench
 from dejavu.workflows.streaming_case import BatchBar
 from dejavu.workload.synthetic import TokenSource
@@ -44,6 +45,7 @@ from dejavu.workload.synthetic import TokenSource
 logger = logging.getLogger(__name__)
 
 _LEVEL = "off"
+_NEIGHBOUR_STEPS = 24
 
 
 def run(config: Config, output: Path) -> None:
@@ -55,7 +57,8 @@ def run(config: Config, output: Path) -> None:
         spec = prepare_model(alone.model, progress)
         plan = place(declared(alone), spec, epoch=FIRST_EPOCH)
         bar = BatchBar(progress, len(profiling.rows) + profiling.repeats * len(_points(profiling)))
-        with running_cluster(alone, plan, output, progress) as cluster:
+        beside = neighbours(profiling.neighbours, alone, plan, output, clock, _busy_batch(profiling, spec))
+        with running_cluster(alone, plan, output, progress) as cluster, beside:
             bench = Bench(cluster, plan, clock, bar.part)
             samples = measure(profiling, spec, bar, lambda requests: _only(bench.serve(_LEVEL, requests).spans))
     profile = replace_struct(profile_of(config, plan, samples), copy_bytes_per_s=copy_speed(profiling, plan))
@@ -108,6 +111,14 @@ def measure(
         _add(one, serve(_requests(source, one.rows, one.tokens, profiling.steps)))
         bar.end()
     return samples
+
+
+def _busy_batch(profiling: ProfilingConfig, spec: ModelSpec) -> list[Request]:
+    """For neighbours: short prompts and enough steps that both take their share."""
+    source = TokenSource(spec.vocab_size, spec.eos_token_ids, seed=1)
+    tokens = min(profiling.prompt_tokens)
+    most = spec.max_length - tokens - 1
+    return _requests(source, sorted(profiling.rows)[len(profiling.rows) // 2], tokens, min(_NEIGHBOUR_STEPS, most))
 
 
 def _points(profiling: ProfilingConfig) -> list[tuple[int, int]]:
@@ -165,7 +176,9 @@ def profile_of(config: Config, plan: Plan, samples: Sequence[Samples]) -> Profil
 
 def _source(config: Config, clock: Clock) -> str:
     measured_on = datetime.fromtimestamp(clock.now()).date().isoformat()
-    return f"Measured by workflow=profile on {measured_on}, median of {config.profiling.repeats} rounds."
+    beside = config.profiling.neighbours
+    others = f", {beside} more worker(s) computing beside it" if beside else ""
+    return f"Measured by workflow=profile on {measured_on}, median of {config.profiling.repeats} rounds{others}."
 
 
 def copy_speed(profiling: ProfilingConfig, plan: Plan) -> float:

@@ -155,7 +155,7 @@ def best(
     for one in arrangements(question.case.value, question.machines, question.rows, shape.num_layers):
         try:
             fitted.append((one, fitting(config, shape, one)))
-        except InfeasibleError as error:
+        except DejavuError as error:
             reason = str(error).splitlines()[0]
     shortest: ComparedPoint | None = None
     num_simulated = 0

@@ -81,7 +81,8 @@ def _lengths(requests: Sequence[Request], max_length: int) -> _Lengths:
 def _known(config: Config, model: ModelSpec, rows: int, lengths: _Lengths) -> SwapKnown:
     """What the rule is asked with; its times and bytes are those of the model itself, also where it is rehearsed."""
     if not _has_times(config.profile):
-        return NOTHING_KNOWN
+        is_bus_known = config.cluster.pcie_gbps is not None
+        return SwapKnown(missing="the time of a step (profile)") if is_bus_known else NOTHING_KNOWN
     shape = shape_of_spec(config.model.kind, model)
     found = times(config, shape, rows)
     declared_gbps = config.cluster.pcie_gbps

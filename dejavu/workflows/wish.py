@@ -21,6 +21,8 @@ from dejavu.workflows.external_store import unknown_cluster
 from operators.placement import revision_of
 
 _LOOK_S = 0.1
+_ABSENT_S = 10.0
+"""Nobody leads a cluster for a moment where its controller's lease was lost: it puts its keys again."""
 
 
 class Wishes:
@@ -57,15 +59,17 @@ class Wishes:
 
     def outcome(self, revision: int, deadline_s: float, clock: Clock, progress: Progress) -> SpecChange:
         """What became of the wish, in the end. Raises DejavuError at the deadline, or when the cluster ends."""
-        told = ""
+        told, led_s = "", clock.monotonic()
         while True:
             try:
                 change, reason = self._change(revision), self._condition()
                 if change is not None and change.is_over:
                     return change
-                if self._client.get(self._keys.controller) is None:
+                is_led = self._client.get(self._keys.controller) is not None
+                led_s = clock.monotonic() if is_led else led_s
+                if clock.monotonic() - led_s > _ABSENT_S:
                     raise DejavuError(f"the cluster {self._keys.cluster} ended before change {revision} was in force")
-                if change is None and self._is_lost(revision):
+                if is_led and change is None and self._is_lost(revision):
                     raise DejavuError(f"change {revision} was lost with the controller's lease: ask for it again")
                 news = reason if change is None else f"change {revision}: {change.phase}, epoch {change.epoch}"
             except StoreUnavailable as error:

@@ -85,11 +85,17 @@ class _Machines:
         return sum(max(self.token_s, i * a_token_s) for i in range(PROMPT, PROMPT + self.new + 1))
 
     def cuts(self, rows: int, *, swapping: bool) -> Iterator[Way]:
+        # What all machines hold without swapping, fewer need not swap.
+        is_needless = swapping and any(
+            self.possible(prompt, self.count - prompt, rows, False) for prompt in range(self.count)
+        )
         for prompt in range(self.count):
             for token in range(1, self.count - prompt + 1):
                 if max(prompt, token) > self.layers or not self.possible(prompt, token, rows, swapping):
                     continue
                 used = prompt + token
+                if is_needless and used < self.count:
+                    continue
                 row_s = self.round_s(prompt, token, rows, swapping) / (used * rows)
                 yield Way(prompt=prompt, token=token, rows=rows, swapping=swapping, row_s=row_s)
 

@@ -23,9 +23,9 @@ ROWS, MICROBATCHES = 3, 4
 CELL_BYTES = len(HELD) * LAYOUT.position_bytes
 
 
-def filled(num_rows: int, device: str = "cpu", first: float = 0.0) -> KvPool:
-    memory = KvPool.room(LAYOUT, len(HELD), num_rows, device, pin=False)
-    pool = KvPool(LAYOUT, HELD, num_rows, device, memory=memory)
+def filled(num_rows: int, device: str = "cpu", first: float = 0.0, layout: KvLayout = LAYOUT) -> KvPool:
+    memory = KvPool.room(layout, len(HELD), num_rows, device, pin=False)
+    pool = KvPool(layout, HELD, num_rows, device, memory=memory)
     values = torch.arange(pool.cells_LCRHSD.numel(), dtype=torch.float32).view(pool.cells_LCRHSD.shape) + first
     pool.cells_LCRHSD.copy_(values)
     return pool

@@ -24,7 +24,7 @@ def piece(token: int, *top: tuple[int, float]) -> Piece:
 def test_of_tokens_with_the_same_text_the_likeliest_ones_value_is_told() -> None:
     """The last one's stood there, which is the least likely."""
     told = completion_logprobs([piece(5, (0, -0.1), (1, -2.0), (5, -3.0))], Bytes())  # type: ignore[arg-type]
-    assert told.top_logprobs == [{"same": -0.1, "<5>": -3.0}]
+    assert [list(top.items()) for top in told.top_logprobs] == [[("same", -0.1), ("<5>", -3.0)]], "likeliest first"
 
 
 def test_the_bytes_of_tokens_joined_are_the_text_and_unknown_ones_are_null() -> None:

@@ -16,7 +16,7 @@ from dejavu.config import Config, LauncherKind, StoreKind, validate
 from dejavu.config.declared import declared_state, read_declared
 from dejavu.control.member import encode_json
 from dejavu.engine.leader import LeaderWatch
-from dejavu.engine.linking import ControllerGone, Linking
+from dejavu.engine.linking import ControllerGone, Linking, StoppedEarly
 from dejavu.engine.mailbox import Mailbox
 from dejavu.engine.worker_arguments import await_spec, owned_spec, read_arguments
 from dejavu.errors import ConfigError, Fatal
@@ -207,6 +207,36 @@ def test_a_worker_that_its_controller_has_left_ends_well_where_nobody_leads(
     with contextlib.nullcontext() if is_well else pytest.raises(ControllerGone):
         worker.WorkerProcess.run(stand)  # type: ignore[arg-type]
     assert problems == ([] if is_well else ["the controller is gone: reset"])
+
+
+def test_a_worker_that_was_asked_to_stop_before_it_serves_has_no_problem_to_tell() -> None:
+    """It used to tell it to whoever led by then, and that controller took it for a failure of its own cluster."""
+    problems: list[str] = []
+
+    def stopped() -> None:
+        raise StoppedEarly
+
+    stand = SimpleNamespace(_serve=stopped, _register=lambda state, problem: problems.append(problem))
+    worker.WorkerProcess.run(stand)  # type: ignore[arg-type]
+    assert problems == []
+
+
+def test_a_worker_is_for_good_whose_plan_it_took() -> None:
+    leaders = iter(["one", "two"])
+    stand = SimpleNamespace(
+        _leader=None,
+        _is_stopping=False,
+        _served_epoch=None,
+        _incarnation="i",
+        _spec=SimpleNamespace(name=WorkerName("w0")),
+        _view=SimpleNamespace(
+            plan=lambda: colocated_plan(2), controller=lambda: SimpleNamespace(incarnation=next(leaders))
+        ),
+    )
+    stand._follow = lambda: worker.WorkerProcess._follow(stand)  # type: ignore[arg-type]
+    assert worker.WorkerProcess._find_role(stand) is not None  # type: ignore[arg-type]
+    stand._follow()
+    assert stand._leader == "one"
 
 
 def test_a_mailbox_knows_whether_a_controller_is_linked() -> None:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+import torch
 
 from dejavu.clock import VirtualClock
 from dejavu.control.holdings import HeldRow
 from dejavu.control.plan import Place, Plan
+from dejavu.engine import build
 from dejavu.engine import messages as m
 from dejavu.engine.acknowledgements import Acknowledgements
 from dejavu.engine.build import new_kept
@@ -280,3 +282,22 @@ def test_what_ended_epochs_have_counted_stays_counted() -> None:
     assert (len(kept.totals.handoffs), len(kept.totals.copiers)) == (1, 1)
     assert kept.totals.kv == {"accepted": 3, "stale": 1}
     assert kept.totals.swap == SwapCounters(steps=4, waits=1)
+
+
+def test_a_device_without_room_for_two_pools_gives_up_the_rows_of_the_former_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, plan, seen = new_kept(VirtualClock()), plan_of(epoch=2), []
+    kept.former = [HeldPool(pool=KvPool(plan.model.layout, LayerRange(0, 1), 2), rows=PoolRows(2))]
+
+    def room(plan: Plan, num_layers: int, num_rows: int, *, is_awaited: bool) -> torch.Tensor:
+        seen.append(len(kept.former))
+        if kept.former or len(seen) > 2:
+            raise torch.OutOfMemoryError("full")
+        return torch.zeros(1)
+
+    monkeypatch.setattr(build, "_room", room)
+    assert build._room_beside(plan, 2, 4, kept).numel() == 1
+    assert seen == [1, 0]
+    with pytest.raises(torch.OutOfMemoryError):
+        build._room_beside(plan, 2, 4, kept)

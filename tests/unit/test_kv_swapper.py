@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
+import msgspec
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from dejavu.kv.slot_copies import SlotCopies
 from dejavu.kv.staging import StagingRing
 from dejavu.kv.swapper import EmulatedBus, Swapper, SwapSpan
 
-from harness.swap_kit import CELL_BYTES, LAYOUT, MICROBATCHES, ROWS, Background, filled, row, swappers
+from harness.swap_kit import CELL_BYTES, HELD, LAYOUT, MICROBATCHES, ROWS, Background, filled, row, swappers
 
 DEVICES = [
     "cpu",
@@ -54,15 +55,20 @@ def crossing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("way", ["in", "out"])
 @pytest.mark.parametrize("spans", SPANS.values(), ids=list(SPANS))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_copy_moves_its_cells_and_no_other(crossing: str, device: str, spans: tuple[CellSpan, ...], way: str) -> None:
-    host, slots = filled(MICROBATCHES * ROWS), filled(2 * ROWS, device, first=1e4)
+def test_a_copy_moves_its_cells_and_no_other(
+    crossing: str, device: str, dtype: str, spans: tuple[CellSpan, ...], way: str
+) -> None:
+    layout = msgspec.structs.replace(LAYOUT, dtype=dtype)
+    host = filled(MICROBATCHES * ROWS, layout=layout)
+    slots = filled(2 * ROWS, device, first=1e4, layout=layout)
     before = {"in": slots, "out": host}[way].cells_LCRHSD.cpu().clone()
     source = {"in": host, "out": slots}[way].cells_LCRHSD.cpu().clone()
     copies = SlotCopies(host, slots, ROWS, copier_for(device))
     copy = SlotCopy(number=1, way=way, slot=1, microbatch=2, spans=spans)  # type: ignore[arg-type]
     moved = copies.make(copy, copier_for(device).mark())
-    assert moved == sum(one.num_cells for one in spans) * CELL_BYTES
+    assert moved == sum(one.num_cells for one in spans) * len(HELD) * layout.position_bytes
     first_source, first_target = (2 * ROWS, ROWS) if way == "in" else (ROWS, 2 * ROWS)
     for one in spans:
         before[:, :, first_target + one.row_index, :, one.start : one.stop] = source[

@@ -44,6 +44,7 @@ def test_a_worker_that_ends_while_the_cluster_starts_is_waited_for_as_before_it_
     world.members.clear()
     world.looks(10, after_s=10.0)
     assert world.all_of(FailRun) == []
+    assert said(world) == [f"worker {name} is to be started elsewhere" for name in (W0, W1, W1)]
     come(world, W0, W1, incarnation="second")
     world.look()
     assert len(world.all_of(TellFormed)) == 1

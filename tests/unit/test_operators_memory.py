@@ -11,7 +11,6 @@ from dejavu.control.memory import Limits, check_moving, stage_memory
 from dejavu.control.replan import shrunk
 from dejavu.errors import InfeasibleError
 from dejavu.ids import WorkerName
-from dejavu.kv.layout import LayerRange
 
 from harness.operator_world import World
 from harness.plans import colocated_plan
@@ -20,27 +19,37 @@ W0, W1, W2 = (WorkerName(f"w{index}") for index in range(3))
 
 
 @pytest.mark.parametrize(("missing_bytes", "is_over"), [(0, False), (1, True)])
-@pytest.mark.parametrize("swapping", [True, False])
-def test_a_survivor_without_room_for_its_rows_former_places_and_the_new_ones_ends_the_run_with_the_bytes(
-    missing_bytes: int, is_over: bool, swapping: bool
+def test_a_survivor_without_host_memory_for_its_rows_former_places_and_the_new_ones_ends_the_run_with_the_bytes(
+    missing_bytes: int, is_over: bool
 ) -> None:
-    plan = msgspec.structs.replace(colocated_plan(2, token_rows=4), swapping=swapping)
+    plan = msgspec.structs.replace(colocated_plan(2, token_rows=4), swapping=True)
     place = plan.place_of(W0)
     assert place is not None
-    # All rows in half of the layers, and then in all of them; of a stage that swaps, in host memory.
-    own = stage_memory(plan, place)
-    rows_bytes = 3 * (own.host_kv_bytes if swapping else own.kv_bytes)
+    # All rows in half of the layers, and then in all of them.
+    limit_bytes = 3 * stage_memory(plan, place).host_kv_bytes - missing_bytes
     world = World(plan, may_grow=False)
-    where = "host" if swapping else "device"
-    whole = LayerRange(0, plan.model.num_layers)
-    weight_bytes = 0 if swapping else plan.model.weight_bytes(whole, first=True, last=True)
-    limit_bytes = weight_bytes + rows_bytes - missing_bytes
-    world.rules = dataclasses.replace(world.rules, **{f"{where}_memory_bytes": limit_bytes})
+    world.rules = dataclasses.replace(world.rules, host_memory_bytes=limit_bytes)
     world.kill(W1)
     world.looks()
     problem = world.state.problem or ""
     assert (f"w0 needs {(limit_bytes + missing_bytes) / 2**20:.1f} MiB" in problem) is is_over
-    assert (f"cluster.{where}_memory_gb gives" in problem) is is_over
+    assert ("cluster.host_memory_gb gives" in problem) is is_over
+
+
+@pytest.mark.parametrize(("missing_bytes", "is_over"), [(0, False), (1, True)])
+def test_a_device_must_hold_the_new_places_and_gives_up_the_former_ones_rather_than_the_run(
+    missing_bytes: int, is_over: bool
+) -> None:
+    plan = colocated_plan(2, token_rows=4)
+    alone = shrunk(plan, {W1: None})
+    place = alone.place_of(W0)
+    assert place is not None
+    world = World(plan, may_grow=False)
+    limit_bytes = stage_memory(alone, place).total_bytes - missing_bytes
+    world.rules = dataclasses.replace(world.rules, device_memory_bytes=limit_bytes)
+    world.kill(W1)
+    world.looks()
+    assert (world.state.problem is not None) is is_over
 
 
 def test_a_worker_that_is_new_needs_no_room_for_a_former_pool() -> None:

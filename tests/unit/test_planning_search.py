@@ -258,3 +258,10 @@ def test_cost_is_that_of_all_machines_for_the_time_of_a_request() -> None:
     assert prediction.requests_per_s == pytest.approx(1 / 1.5)
     assert prediction.cost_per_1000_requests == pytest.approx(72 / 3600 * 1.5 * 1000)
     assert prediction.cost_per_million_tokens == pytest.approx(72 / 3600 * 1.5 * 1e6 / 10)
+
+
+def test_no_machine_stays_idle_so_that_rows_which_all_of_them_hold_can_be_swapped() -> None:
+    """Eight rows fit eight machines as they are; on seven they had to be swapped, and that was chosen."""
+    answer = plan(asked(num_machines=8, overhead=3.0, memory_bytes=310_500, pcie_gbps=1000.0))
+    assert answer.chosen is not None
+    assert (answer.chosen.num_machines, answer.chosen.swapping) == (8, False)

@@ -79,7 +79,8 @@ def test_one_worker_has_the_whole_model_and_room_for_the_largest_microbatch() ->
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("rows", []), ("rows", [2, 2]), ("prompt_tokens", [0]), ("steps", 0), ("repeats", 0)]
+    ("key", "value"),
+    [("rows", []), ("rows", [2, 2]), ("prompt_tokens", [0]), ("steps", 0), ("repeats", 0), ("neighbours", -1)],
 )
 def test_what_cannot_be_measured_is_refused(key: str, value: object) -> None:
     config = Config()
@@ -103,6 +104,7 @@ def test_a_measured_profile_can_be_planned_with(tmp_path: Path, capsys: pytest.C
         "profiling.prompt_tokens=[8,32]",
         "profiling.steps=4",
         "profiling.repeats=1",
+        "profiling.neighbours=1",
     )
     profile.run(config, tmp_path)
     file = read_profile_file(tmp_path / "profile.json")
@@ -117,3 +119,6 @@ def test_a_measured_profile_can_be_planned_with(tmp_path: Path, capsys: pytest.C
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 5
     assert json.loads((tmp_path / "profile.json").read_text())["licence"]
     assert "profile=measured profile.path=" in capsys.readouterr().out
+    assert "1 more worker(s) computing beside it" in file.source
+    log = (tmp_path / "dejavu-neighbour-1" / "workers" / "w0.log").read_text()
+    assert "ended" in log, "it is not left behind"

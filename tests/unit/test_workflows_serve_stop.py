@@ -103,9 +103,37 @@ def test_a_second_signal_ends_the_wait_for_open_requests(number: signal.Signals)
         signal.raise_signal(number)
         return True
 
-    with pytest.raises(KeyboardInterrupt):
-        stopped(Told(told_again), clock)
-    assert [signal.getsignal(one) for one in SIGNALS] == before
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stopped(Told(told_again), clock)
+        for seconds in (0.1, 5.0, 9.8):
+            # The clean-up is under way.
+            clock.advance(seconds)
+            signal.raise_signal(number)
+    finally:
+        for one, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(one, handler)
+
+
+def test_a_signal_long_after_the_one_that_ended_the_wait_is_what_it_was_before() -> None:
+    former, clock, heard = signal.getsignal(signal.SIGTERM), VirtualClock(), []
+
+    def told_again() -> bool:
+        clock.advance(1.5)
+        signal.raise_signal(signal.SIGTERM)
+        return True
+
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stopped(Told(told_again), clock)
+        clock.advance(16.0)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+        signal.signal(signal.SIGINT, interrupt)
+    assert heard == [signal.SIGTERM]
 
 
 def test_a_signal_that_is_the_echo_of_the_first_ends_nothing() -> None:

@@ -77,8 +77,9 @@ def test_where_it_does_not_pay_the_log_warns_before_the_start(small: str, caplog
 
 
 def test_what_the_rule_lacks_is_named(small: str) -> None:
-    unknown = decide(small, "profile=given", FAST_BUS).swapping_reason
+    unknown = decide(small, "profile=given").swapping_reason
     assert "unknown without the time of a step (profile) and the bandwidth" in unknown
+    assert decide(small, "profile=given", FAST_BUS).swapping_reason.endswith("without the time of a step (profile)")
     assert "unknown without the bandwidth to the device" in decide(small, *TIMES).swapping_reason
 
 

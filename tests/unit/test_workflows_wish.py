@@ -19,7 +19,10 @@ KEYS = Keys("c")
 
 
 class Store:
-    """A client; each look at the declared state finds the next one of these revisions, the last one for good."""
+    """A client; each look at the declared state finds the next one of these revisions, the last one for good.
+
+    Nobody leads the cluster while its declared state is missing: both lie on one lease.
+    """
 
     def __init__(self, *revisions: int | None) -> None:
         self._revisions = list(revisions)
@@ -27,7 +30,10 @@ class Store:
 
     def get(self, key: str) -> Entry | None:
         if key == KEYS.controller:
-            return _entry(key, b"{}")
+            is_led = self._revisions[0] is not None
+            if not is_led and len(self._revisions) > 1:
+                self._revisions.pop(0)
+            return _entry(key, b"{}") if is_led else None
         if key == KEYS.changes(2) and self.change is not None:
             return _entry(key, encode_json(self.change))
         if key != KEYS.spec:
@@ -44,15 +50,20 @@ def _entry(key: str, value: bytes) -> Entry:
     return Entry(key=key, value=value, mod_revision=1, create_revision=1)
 
 
-def outcome(store: Store) -> SpecChange:
+def outcome(store: Store, timeout_s: float = 10.0) -> SpecChange:
     wishes = Wishes(store, KEYS)  # type: ignore[arg-type]
-    return wishes.outcome(2, 10.0, VirtualClock(), SilentProgress())
+    return wishes.outcome(2, timeout_s, VirtualClock(), SilentProgress())
 
 
 def test_a_wish_that_went_with_the_controllers_lease_is_told_to_be_lost() -> None:
     """It used to be waited for to the end, and then said to be declared still."""
     with pytest.raises(DejavuError, match="change 2 was lost with the controller's lease"):
         outcome(Store(2, None, None, 1))
+
+
+def test_a_cluster_that_nobody_leads_for_longer_has_ended() -> None:
+    with pytest.raises(DejavuError, match="the cluster c ended before change 2 was in force"):
+        outcome(Store(2, None), timeout_s=20.0)
 
 
 def test_a_declared_state_that_is_missing_for_a_moment_is_no_loss() -> None:
