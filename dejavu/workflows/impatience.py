@@ -36,7 +36,7 @@ def impatient(clock: Clock) -> Iterator[None]:
             if now_s - since_s >= _ECHO_S:
                 raised_s = now_s
                 raise KeyboardInterrupt
-        elif now_s - raised_s > GRACE_S and callable(handler := former[number]):
+        elif now_s - raised_s > GRACE_S and callable(handler := former[signal.Signals(number)]):
             handler(number, frame)
 
     former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
