@@ -3,11 +3,12 @@
     python tools/check_simulator.py --profile FOLDER/profile.json [--output FOLDER] [--rounds 3] [--requests 24]
         [--mixes fixed lognormal lmsys] [--prompt-tokens 256] [OVERRIDE ...]
 
-The profile is one that ``workflow=profile`` measured on this machine. For every mix of answers, one pipeline of two
-stages and a split 1 + 1 serve the same requests live (``workflow=generate``, a fresh cluster each time, in an order
-that rotates from round to round) and under the virtual clock (``workflow=simulate``). ``check.json`` and the lines
-printed have both makespans and what the stages were busy with; a winner counts as told apart where the live makespans
-differ by more than 10 %. Exit code 1: some makespan is off by more than 10 %, or a winner is wrong. OVERRIDE goes to
+The profile is one that ``workflow=profile profiling.neighbours=1`` measured on this machine, which two workers share.
+For every mix of answers, one pipeline of two stages and a split 1 + 1 serve the same requests live
+(``workflow=generate``, a fresh cluster each time, in an order that rotates from round to round) and under the virtual
+clock (``workflow=simulate``). ``check.json`` and the lines printed have both makespans and what the stages were busy
+with; a winner counts as told apart where the live makespans differ by more than 10 %. Exit code 1: some makespan is off
+by more than 10 %, or a winner is wrong. OVERRIDE goes to
 both, and to the simulation alone where it begins with ``simulate.``.
 """
 
