@@ -30,6 +30,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("nothing_left")
 def test_fig11_measures_every_level_to_memory_and_disk_with_the_same_tokens(
     output: Path, capsys: pytest.CaptureFixture[str]

@@ -23,12 +23,8 @@ def colocated(stages: int) -> list[str]:
     return ["strategy=colocated", f"strategy.stages={stages}"]
 
 
-# Rotary and ALiBi positions, two head layouts and both schedulings occur. The grid below has all
-# combinations; tests/unit/test_engine_local_cluster.py more, in one process.
-COVERING = [
-    ("bloom", 5, "4/4", split(1, 2), "microbatch"),
-    ("qwen3", 7, "4/1", split(1, 2), "row"),
-]
+# The grid below has all combinations; tests/unit/test_engine_local_cluster.py more, in one process.
+COVERING = [("qwen3", 7, "4/1", split(1, 2), "row")]
 
 SHAPES = [*(split(prompt, token) for prompt, token in product((1, 2, 3), repeat=2)), *map(colocated, (1, 2, 3))]
 

@@ -82,6 +82,7 @@ def test_worker_that_loads_for_three_ttls_with_the_gil_held_is_starting_and_not_
         assert seen == ["starting", "ready", "serving"]
 
 
+@pytest.mark.grid
 @pytest.mark.faults
 def test_worker_that_holds_the_gil_for_two_ttls_in_a_step_beside_busy_cores_is_not_declared_dead(
     tmp_path: Path,

@@ -40,9 +40,10 @@ def kill_one(run: Launched, num_workers: int, role: str) -> str:
     return victim.name
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("role", "may_grow", "how"),
-    [("prompt", "true", "process"), pytest.param("token", "false", "replan", marks=pytest.mark.grid)],
+    [("prompt", "true", "process"), ("token", "false", "replan")],
 )
 def test_worker_killed_in_the_middle_of_work_costs_no_request_and_the_report_tells_of_it(
     role: str, may_grow: str, how: str, tmp_path: Path, store: StoreSpec

@@ -268,6 +268,7 @@ def test_a_gguf_file_with_an_unknown_tokenizer_is_refused(tmp_path: Path, gguf_m
         convert_gguf(tmp_path / "model.gguf", tmp_path, no_progress)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_the_default_model_answers_a_plain_question(tmp_path: Path) -> None:
     folder = make_smollm2(cache_folder(), no_progress)

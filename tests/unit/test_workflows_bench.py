@@ -50,10 +50,8 @@ def synthetic(url: str, tmp_path: Path, *, num_requests: int = 4) -> Config:
 def test_a_load_has_every_answer_with_its_tokens_and_pieces() -> None:
     with fake_endpoint(FakeEndpoint()) as url:
         samples = sent(url, ask("a"), ask("b", max_tokens=5))
-    assert [(one.error, one.prompt_tokens, one.output_tokens) for one in samples.values()] == [
-        (None, 7, 3),
-        (None, 7, 5),
-    ]
+    told = {name: (one.error, one.prompt_tokens, one.output_tokens) for name, one in samples.items()}
+    assert told == {"a": (None, 7, 3), "b": (None, 7, 5)}
     assert [len(samples[name].chunk_times_s) for name in ("a", "b")] == [3, 5]
     assert all(one.due_s <= one.sent_s <= one.chunk_times_s[0] <= one.end_s for one in samples.values())
 
