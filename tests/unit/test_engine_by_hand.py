@@ -235,6 +235,7 @@ def test_a_worker_is_for_good_whose_plan_it_took() -> None:
     )
     stand._follow = lambda: worker.WorkerProcess._follow(stand)  # type: ignore[arg-type]
     assert worker.WorkerProcess._find_role(stand) is not None  # type: ignore[arg-type]
+    assert stand._leader == "one", "not only once its stage is loaded"
     stand._follow()
     assert stand._leader == "one"
 

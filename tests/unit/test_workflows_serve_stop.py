@@ -95,7 +95,7 @@ def test_what_ended_the_thread_of_a_service_is_known_once_it_has_ended() -> None
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_the_wait_for_open_requests(number: signal.Signals) -> None:
-    before = [signal.getsignal(one) for one in SIGNALS]
+    before, heard = [signal.getsignal(one) for one in SIGNALS], []
     clock = VirtualClock()
 
     def told_again() -> bool:
@@ -103,6 +103,8 @@ def test_a_second_signal_ends_the_wait_for_open_requests(number: signal.Signals)
         signal.raise_signal(number)
         return True
 
+    for one in SIGNALS:
+        signal.signal(one, lambda number, frame: heard.append(number))
     try:
         with pytest.raises(KeyboardInterrupt):
             stopped(Told(told_again), clock)
@@ -113,6 +115,7 @@ def test_a_second_signal_ends_the_wait_for_open_requests(number: signal.Signals)
     finally:
         for one, handler in zip(SIGNALS, before, strict=True):
             signal.signal(one, handler)
+    assert heard == []
 
 
 def test_a_signal_long_after_the_one_that_ended_the_wait_is_what_it_was_before() -> None:
